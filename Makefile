@@ -1,0 +1,38 @@
+# make demo   an environment, the default model, an answer
+# make test   everything, as CI runs it
+# make check  ruff, mypy and the fast tests: before every commit
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q
+
+.PHONY: demo test check lint install model clean
+
+demo: install
+	$(BIN)/tokenloom generate --chat "What is the capital of France?" max_tokens=48
+
+test: install model
+	$(PYTEST)
+
+check: lint
+	$(PYTEST) -m "not slow"
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+install: $(STAMP)
+
+$(STAMP): pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	touch $(STAMP)
+
+# The tests fail, rather than skip, without the default model.
+model: install
+	$(BIN)/python -c "from tokenloom.loader.sources import resolve_model; print(resolve_model('default').name)"
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache dist build

@@ -1,0 +1,23 @@
+"""tokenloom: a plugin-based modular runtime for LLM inference. `LLM` and `SamplingParams` are the way in."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tokenloom.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from tokenloom.llm import LLM
+
+__all__ = ["LLM", "SamplingParams", "__version__"]
+
+__version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    # LLM pulls in torch, which listing plugins or composing a config does not need.
+    if name == "LLM":
+        from tokenloom.llm import LLM
+
+        return LLM
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,197 @@
+"""What crosses between scheduler, core and executor in one step: plans down, results up. Plain host data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from tokenloom.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from tokenloom.interfaces.logits import LogitsConstraint
+
+__all__ = [
+    "BlockTableUpdate",
+    "NewRow",
+    "PreemptMode",
+    "Preemption",
+    "RowPlan",
+    "RowResult",
+    "SchedulePlan",
+    "StepPlan",
+    "StepResult",
+    "TokenLogprobs",
+    "tree_depths",
+]
+
+
+class PreemptMode(StrEnum):
+    """What happens to a victim's KV: dropped and computed again, or moved to host memory and back."""
+
+    RECOMPUTE = "recompute"
+    SWAP = "swap"
+
+
+@dataclass(frozen=True, slots=True)
+class Preemption:
+    """A request that gives its memory back. `keep_blocks`: leading blocks per KV group that it keeps, at most."""
+
+    request_id: str
+    mode: PreemptMode = PreemptMode.RECOMPUTE
+    keep_blocks: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulePlan:
+    """What a scheduler proposes for one step.
+
+    Attributes:
+        num_scheduled_tokens: request_id -> new tokens to compute (>= 1), in batch order. Of a request with drafts, the
+            count beyond its own tokens verifies that many drafts.
+        preemptions: victims, none of which is scheduled in the same step.
+    """
+
+    num_scheduled_tokens: Mapping[str, int] = field(default_factory=dict)
+    preemptions: tuple[Preemption, ...] = ()
+
+    @property
+    def total_tokens(self) -> int:
+        """New tokens over all requests."""
+        return sum(self.num_scheduled_tokens.values())
+
+
+@dataclass(frozen=True, slots=True)
+class NewRow:
+    """Everything an executor needs to know about a request that joins (or comes back after preemption).
+
+    Attributes:
+        token_ids: prompt and output so far.
+        num_prompt_tokens: how many of them are the prompt.
+        params, seed, choice_index: for sampling; noise depends on (seed, choice_index, output position) alone.
+        forbidden_stop_ids: token ids masked until min_tokens outputs exist.
+        constraint: in its initial state, or None. The executor forks it, and moves its own cursor only.
+    """
+
+    token_ids: list[int]
+    num_prompt_tokens: int
+    params: SamplingParams
+    seed: int
+    choice_index: int
+    forbidden_stop_ids: tuple[int, ...] = ()
+    constraint: LogitsConstraint | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BlockTableUpdate:
+    """How a request's block table changes in one KV group: table := [0] * num_null + old[num_null:num_kept] + new.
+
+    Attributes:
+        num_null_blocks: leading entries that have left the window, by the landed frontier; 0 in groups without one.
+        num_kept_blocks: entries of the old table that remain, null ones included; of a `new` row, which has no old
+            table, num_null_blocks.
+        new_block_ids: ids appended.
+    """
+
+    num_null_blocks: int = 0
+    num_kept_blocks: int = 0
+    new_block_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RowPlan:
+    """One request's part of a step.
+
+    Attributes:
+        request_id: whose.
+        num_computed_tokens: slot index of the first new token: tokens computed, those in flight included.
+        num_scheduled_tokens: new tokens, drafts included.
+        draft_token_ids: the drafts verified in this step: the last new tokens.
+        draft_parents: per draft the index of its parent among the drafts, -1 for a child of the last real token;
+            empty for a chain. Parents come first, so a cut list is still a tree. Draft i lies at slot
+            num_computed + own tokens + i, at position slot of the last own token + depth.
+        block_updates: per KV group, how the request's block table changes before this step.
+        samples: whether the last real token is among the new ones, so that the step yields tokens.
+        max_drafts: most drafts to propose for the next step; 0 proposes none.
+        new: set when the executor does not know the request.
+    """
+
+    request_id: str
+    num_computed_tokens: int
+    num_scheduled_tokens: int
+    draft_token_ids: tuple[int, ...]
+    block_updates: tuple[BlockTableUpdate, ...]
+    samples: bool
+    max_drafts: int = 0
+    draft_parents: tuple[int, ...] = ()
+    new: NewRow | None = None
+
+
+def tree_depths(parents: Sequence[int]) -> list[int]:
+    """Depth of each node of a draft tree, 1 for children of the last real token; parents come before their children."""
+    depths: list[int] = []
+    for parent in parents:
+        depths.append(1 if parent < 0 else depths[parent] + 1)
+    return depths
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One step for the executor: rows in batch order, and requests to forget first (ended or preempted)."""
+
+    step_id: int
+    rows: tuple[RowPlan, ...]
+    removed: tuple[str, ...] = ()
+
+    @property
+    def num_tokens(self) -> int:
+        """New tokens over all rows."""
+        return sum(row.num_scheduled_tokens for row in self.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log-probabilities at one output position, of the model's raw distribution (natural log).
+
+    Attributes:
+        token_id: the token emitted.
+        logprob: its log-probability.
+        top: (token_id, logprob) of the most probable tokens, best first.
+    """
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RowResult:
+    """One request's outcome of a step; `token_ids` is empty when the row did not sample.
+
+    Attributes:
+        request_id: whose.
+        token_ids: tokens emitted in order: accepted drafts, then the token at the first mismatch or the bonus token.
+        num_accepted_tokens: how many of them were drafts.
+        next_draft_token_ids: proposals for the next step.
+        next_draft_parents: as in `RowPlan.draft_parents`.
+        logprobs: one per token emitted, if asked for.
+        error: set when this request alone failed (e.g. its logits were NaN); the others are not hurt.
+    """
+
+    request_id: str
+    token_ids: list[int]
+    num_accepted_tokens: int = 0
+    next_draft_token_ids: tuple[int, ...] = ()
+    next_draft_parents: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What a step yields: rows in plan order, and how long it took in the executor, seconds by phase."""
+
+    step_id: int
+    rows: tuple[RowResult, ...]
+    times_s: Mapping[str, float] = field(default_factory=dict)

@@ -1,0 +1,141 @@
+"""What the executor remembers of each request between steps: tokens, block tables and sampling settings, by row.
+
+Arrays are allocated once; a step changes only what its plan says. Rows are slots, not positions in the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from tokenloom.batch import NewRow, RowPlan
+from tokenloom.interfaces.logits import LogitsConstraint
+from tokenloom.sampling.batch import SamplingBatch, SamplingRow
+
+__all__ = ["BatchState"]
+
+
+@final
+class BatchState:
+    """Persistent state of up to `max_num_seqs` requests.
+
+    Attributes:
+        token_ids: int32 [rows, max_model_len + 1]; the request's tokens, then room for the drafts in flight.
+        num_tokens: int64 [rows]; verified tokens.
+        block_tables: per KV group int32 [rows, max_blocks]; 0 beyond `num_blocks`.
+    """
+
+    def __init__(
+        self,
+        max_num_seqs: int,
+        max_model_len: int,
+        block_size: int,
+        num_groups: int,
+        vocab_size: int,
+        device: torch.device,
+    ) -> None:
+        max_blocks = -(-max_model_len // block_size) + 1
+        self.block_size = block_size
+        self.token_ids: npt.NDArray[np.int32] = np.zeros((max_num_seqs, max_model_len + 1), np.int32)
+        self.num_tokens: npt.NDArray[np.int64] = np.zeros(max_num_seqs, np.int64)
+        self.block_tables = [np.zeros((max_num_seqs, max_blocks), np.int32) for _ in range(num_groups)]
+        self._num_blocks = [np.zeros(max_num_seqs, np.int64) for _ in range(num_groups)]
+        self._vocab_size = vocab_size
+        self._device = device
+        self._free_rows = list(range(max_num_seqs - 1, -1, -1))
+        self._rows: dict[str, int] = {}
+        self._new: dict[str, NewRow] = {}
+        self._constraints: dict[str, LogitsConstraint] = {}
+        self._sampling: SamplingBatch | None = None
+        self._sampling_rows: dict[str, int] = {}
+
+    def row(self, request_id: str) -> int:
+        """The row of a known request."""
+        return self._rows[request_id]
+
+    def constraint(self, request_id: str) -> LogitsConstraint | None:
+        """This executor's own cursor of a request's constraint, behind its last verified token."""
+        return self._constraints.get(request_id)
+
+    def info(self, request_id: str) -> NewRow:
+        """What was told about a request when it joined."""
+        return self._new[request_id]
+
+    def remove(self, request_ids: Sequence[str]) -> None:
+        """Forgets requests that ended or were preempted; unknown ids never ran here and are ignored."""
+        for request_id in request_ids:
+            row = self._rows.pop(request_id, None)
+            if row is None:
+                continue
+            for table, num_blocks in zip(self.block_tables, self._num_blocks, strict=True):
+                table[row, : num_blocks[row]] = 0
+                num_blocks[row] = 0
+            del self._new[request_id]
+            self._constraints.pop(request_id, None)
+            self._free_rows.append(row)
+            self._sampling = None
+
+    def update(self, plan: RowPlan) -> None:
+        """Applies one row's plan: joins if it is new, then changes its block tables."""
+        if plan.new is not None:
+            self._join(plan.request_id, plan.new)
+        row = self._rows[plan.request_id]
+        for table, num_blocks, update in zip(self.block_tables, self._num_blocks, plan.block_updates, strict=True):
+            table[row, : update.num_null_blocks] = 0
+            end = update.num_kept_blocks + len(update.new_block_ids)
+            if update.new_block_ids:
+                table[row, update.num_kept_blocks : end] = update.new_block_ids
+            table[row, end : num_blocks[row]] = 0
+            num_blocks[row] = end
+
+    def append_tokens(self, row: int, token_ids: Sequence[int]) -> None:
+        """Adds verified tokens, as far as the row has room (the core ends a request at its limit)."""
+        start = int(self.num_tokens[row])
+        kept = token_ids[: self.token_ids.shape[1] - start]
+        self.token_ids[row, start : start + len(kept)] = kept
+        self.num_tokens[row] = start + len(kept)
+
+    def sampling(self, request_ids: Sequence[str], num_rows: Sequence[int], offsets: Sequence[int]) -> SamplingBatch:
+        """The sampling settings of this step's logits rows.
+
+        Args:
+            request_ids: requests that sample, in batch order.
+            num_rows: per request, its logits rows: 1 + drafts.
+            offsets: per logits row, how far ahead of the next output position it lies.
+        """
+        if self._sampling is None:
+            self._sampling_rows = {request_id: index for index, request_id in enumerate(self._rows)}
+            rows = [self._sampling_row(request_id) for request_id in self._rows]
+            self._sampling = SamplingBatch.build(rows, self._vocab_size, self._device)
+        base = self._sampling
+        positions = [self._output_position(request_id) for request_id in self._rows]
+        base.position.copy_(torch.tensor(positions, dtype=torch.int64))
+        chosen = [self._sampling_rows[request_id] for request_id in request_ids]
+        if len(offsets) == base.num_rows and chosen == list(range(base.num_rows)):
+            return base
+        return base.select([row for row, count in zip(chosen, num_rows, strict=True) for _ in range(count)], offsets)
+
+    def _join(self, request_id: str, new: NewRow) -> None:
+        assert request_id not in self._rows, f"{request_id} joins twice"
+        row = self._rows[request_id] = self._free_rows.pop()
+        self._new[request_id] = new
+        self.token_ids[row, : len(new.token_ids)] = new.token_ids
+        self.num_tokens[row] = len(new.token_ids)
+        self._sampling = None
+        if new.constraint is not None:
+            cursor = self._constraints[request_id] = new.constraint.fork()
+            for token_id in new.token_ids[new.num_prompt_tokens :]:
+                is_legal = cursor.advance(token_id)
+                assert is_legal, f"{request_id}: output token {token_id} is not legal under its constraint"
+
+    def _output_position(self, request_id: str) -> int:
+        return int(self.num_tokens[self._rows[request_id]]) - self._new[request_id].num_prompt_tokens
+
+    def _sampling_row(self, request_id: str) -> SamplingRow:
+        new = self._new[request_id]
+        position = self._output_position(request_id)
+        return SamplingRow(new.params, new.seed, new.choice_index, position, new.forbidden_stop_ids)

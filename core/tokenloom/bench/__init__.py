@@ -1,0 +1,1 @@
+"""Benchmarks of a running engine: workloads, percentiles, and where a result came from."""

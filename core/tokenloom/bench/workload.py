@@ -1,0 +1,43 @@
+"""Workload files: a JSON list of {"prompt": [token ids], "max_tokens": n}."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from tokenloom.errors import ConfigError
+
+__all__ = ["WorkloadItem", "read_workload"]
+
+
+class WorkloadItem(BaseModel):
+    """One request of a workload; all arrive at once."""
+
+    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    prompt: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
+    max_tokens: Annotated[int, Field(ge=1)]
+
+
+def read_workload(path: Path) -> list[WorkloadItem]:
+    """Reads a workload. Raises ConfigError naming the file, and the item and field at fault."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"workload={path}: {error.strerror or error}") from error
+    except ValueError as error:
+        raise ConfigError(f"workload={path} is not JSON: {error}") from error
+    try:
+        items = TypeAdapter(list[WorkloadItem]).validate_python(data)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(str(part) for part in first["loc"]) or "the file"
+        raise ConfigError(
+            f'workload={path}: {where}: {first["msg"]}; expected a list of {{"prompt": [ids], "max_tokens": n}}'
+        ) from error
+    if not items:
+        raise ConfigError(f"workload={path} has no requests")
+    return items

@@ -1,0 +1,102 @@
+"""Entry point of the command line: the table of commands, and how errors reach the user."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Mapping, Sequence
+
+import click
+
+from tokenloom.cli.lazy_group import LazyCommand, LazyGroup
+from tokenloom.errors import EngineDeadError, OutOfMemoryError, PluginContractError, TokenloomError
+
+__all__ = ["COMMANDS", "TRACEBACK_VARIABLE", "main"]
+
+COMMANDS: Mapping[str, LazyCommand] = {
+    "generate": LazyCommand(
+        "tokenloom.cli.generate:generate",
+        "Complete a prompt, streaming.",
+        "tokenloom.cli.sampling_settings:SamplingSettings",
+    ),
+    "chat": LazyCommand(
+        "tokenloom.cli.chat:chat",
+        "Talk to the model in the terminal.",
+        "tokenloom.cli.sampling_settings:SamplingSettings",
+    ),
+    "bench": LazyCommand(
+        "tokenloom.cli.bench:bench",
+        "Measure an engine on this machine.",
+        "tokenloom.cli.bench:ThroughputSettings",
+    ),
+    "plugins": LazyCommand("tokenloom.cli.plugins:plugins", "List the installed plugins and what they can do."),
+    "config": LazyCommand(
+        "tokenloom.cli.config:config", "Show the resolved configuration and where each value came from."
+    ),
+    "explain": LazyCommand("tokenloom.cli.explain:explain", "Explain a configuration key, a group or a plugin."),
+    "doctor": LazyCommand("tokenloom.cli.doctor:doctor", "Examine this machine: what can run here, and why not."),
+    "new": LazyCommand("tokenloom.cli.new:new", "Write the skeleton of a plugin package."),
+}
+"""Every command. A new one is a module with a click command, and a line here."""
+
+TRACEBACK_VARIABLE = "TOKENLOOM_TRACEBACK"
+_TRACEBACK_OPTION = "--traceback"
+_FAILED, _MISUSED, _INTERRUPTED = 1, 2, 130
+_RUNTIME_ERRORS = (EngineDeadError, OutOfMemoryError, PluginContractError)
+"""What is not the fault of whoever typed the command."""
+
+cli = LazyGroup(
+    COMMANDS,
+    name="tokenloom",
+    help="A plugin-based modular runtime for LLM inference.",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    params=[
+        click.Option(
+            [_TRACEBACK_OPTION],
+            is_flag=True,
+            expose_value=False,
+            help=f"Show the traceback of an error; anywhere in the line, or {TRACEBACK_VARIABLE}=1.",
+        )
+    ],
+)
+cli = click.version_option(package_name="tokenloom", message="%(prog)s %(version)s")(cli)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command.
+
+    Args:
+        argv: the words after the program's name; those of this process by default.
+
+    Returns:
+        The exit code: 0, 1 for a failure while running, 2 for a mistake in what was asked, 130 if interrupted.
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    shows_traceback = _take_traceback_option(words) or os.environ.get(TRACEBACK_VARIABLE) == "1"
+    try:
+        result = cli.main(args=words, prog_name="tokenloom", standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("interrupted", err=True)
+        return _INTERRUPTED
+    except BrokenPipeError:
+        # The reader of a pipe (`| head`) is gone; without this, the interpreter complains once more at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _FAILED
+    except TokenloomError as error:
+        if shows_traceback:
+            traceback.print_exc()
+        click.echo(f"error: {error}", err=True)
+        return _FAILED if isinstance(error, _RUNTIME_ERRORS) else _MISUSED
+    return result if isinstance(result, int) else 0
+
+
+def _take_traceback_option(words: list[str]) -> bool:
+    """Removes --traceback wherever it stands before a "--", so that it may follow a command, too."""
+    end = words.index("--") if "--" in words else len(words)
+    options = [word for word in words[:end] if word == _TRACEBACK_OPTION]
+    words[:end] = [word for word in words[:end] if word != _TRACEBACK_OPTION]
+    return bool(options)

@@ -1,0 +1,41 @@
+"""The clock that the engine and every policy read: real time, or a virtual time that a simulator advances."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from typing import final
+
+__all__ = ["Clock", "MonotonicClock", "VirtualClock"]
+
+
+class Clock(ABC):
+    """A source of time in seconds. Only differences mean anything."""
+
+    @abstractmethod
+    def now(self) -> float:
+        """Returns the current time in seconds; never decreases."""
+
+
+@final
+class MonotonicClock(Clock):
+    """Real time."""
+
+    def now(self) -> float:
+        return time.perf_counter()
+
+
+@final
+class VirtualClock(Clock):
+    """Time that moves only when told to: for tests and simulation."""
+
+    def __init__(self, start_s: float = 0.0) -> None:
+        self._now_s = start_s
+
+    def now(self) -> float:
+        return self._now_s
+
+    def advance(self, duration_s: float) -> None:
+        """Moves time forward. Raises AssertionError on a negative duration."""
+        assert duration_s >= 0.0, f"time cannot run backwards: {duration_s} s"
+        self._now_s += duration_s

@@ -1,0 +1,60 @@
+"""How a step's result enters a request: the only place where output tokens are appended."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tokenloom.batch import RowPlan, RowResult, TokenLogprobs
+from tokenloom.request import FinishReason, Request
+
+__all__ = ["Committed", "commit_row"]
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """What one row added to its request: tokens after truncation, their logprobs, and why the request ended, if so."""
+
+    token_ids: list[int]
+    logprobs: tuple[TokenLogprobs, ...]
+    finish_reason: FinishReason | None = None
+    stop_reason: int | None = None
+    num_accepted_tokens: int = 0
+
+
+def commit_row(request: Request, row: RowPlan, result: RowResult) -> Committed:
+    """Appends a row's tokens to its request and moves the computed frontier.
+
+    Tokens are scanned in order: the first stop token ends the request, else the length cap does; what lies behind is
+    dropped. Rejected drafts leave the frontier behind their slots, which the next step overwrites.
+    """
+    num_rejected = len(row.draft_token_ids) - result.num_accepted_tokens if result.token_ids else 0
+    frontier = row.num_computed_tokens + row.num_scheduled_tokens
+    request.num_recomputed_tokens += max(0, min(request.max_computed_tokens, frontier) - row.num_computed_tokens)
+    request.max_computed_tokens = max(request.max_computed_tokens, frontier - num_rejected)
+    request.num_inflight_tokens -= row.num_scheduled_tokens
+    request.draft_token_ids = []
+    request.draft_parents = []
+    if result.error is not None:
+        request.error = result.error
+        return Committed([], (), FinishReason.ERROR)
+    kept, reason, stop_id = _scan(request, result.token_ids)
+    request.output_token_ids.extend(kept)
+    request.num_computed_tokens = min(frontier - num_rejected, request.num_tokens)
+    if reason is None and result.next_draft_token_ids:
+        # Verifying k drafts can emit k + 1 tokens; more drafts than that allows are wasted.
+        room = max(0, request.max_total_tokens - request.num_tokens - 1)
+        request.draft_token_ids = list(result.next_draft_token_ids[:room])
+        request.draft_parents = list(result.next_draft_parents[:room])
+    accepted = min(result.num_accepted_tokens, len(kept))
+    return Committed(kept, result.logprobs[: len(kept)], reason, stop_id, accepted)
+
+
+def _scan(request: Request, token_ids: Sequence[int]) -> tuple[list[int], FinishReason | None, int | None]:
+    num_tokens = request.num_tokens
+    for index, token_id in enumerate(token_ids):
+        if token_id in request.stop_token_ids:
+            return list(token_ids[: index + 1]), FinishReason.STOP, token_id
+        if num_tokens + index + 1 >= request.max_total_tokens:
+            return list(token_ids[: index + 1]), FinishReason.LENGTH, None
+    return list(token_ids), None, None

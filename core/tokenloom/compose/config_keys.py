@@ -1,0 +1,158 @@
+"""What each configuration key is: type, range, default, text. Shared by error messages and `tokenloom explain`."""
+
+from __future__ import annotations
+
+import difflib
+import types
+import typing
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Union
+
+from annotated_types import Ge, Gt, Le, Lt
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from tokenloom.compose.keywords import KEYWORDS
+from tokenloom.engine_config import EngineConfig
+from tokenloom.interfaces.contract import PluginChoice
+
+__all__ = [
+    "KeyDoc",
+    "describe_field",
+    "document_model",
+    "is_choice",
+    "misreads_bool",
+    "near_keys",
+    "settings_models",
+    "takes_text",
+]
+
+_TYPE_NAMES = {bool: "true or false", int: "whole number", float: "number", str: "text", type(None): "null"}
+
+
+@dataclass(frozen=True, slots=True)
+class KeyDoc:
+    """One key, documented.
+
+    Attributes:
+        key: dotted key.
+        type: words such as "whole number >= 1, or null".
+        default: the default value; None also where `is_required`.
+        is_required: whether it has no default.
+        choices: legal values, if they are few and known.
+        doc: one line of text.
+    """
+
+    key: str
+    type: str
+    default: Any
+    is_required: bool
+    choices: tuple[str, ...]
+    doc: str
+
+
+def settings_models() -> dict[str, type[BaseModel]]:
+    """The core's own blocks of an EngineConfig by key: model, engine, debug."""
+    models: dict[str, type[BaseModel]] = {}
+    for name, info in EngineConfig.model_fields.items():
+        kind = info.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            models[name] = kind
+    return models
+
+
+def document_model(prefix: str, model: type[BaseModel]) -> list[KeyDoc]:
+    """Documents the fields of a model, nested plugins left out."""
+    stem = f"{prefix}." if prefix else ""
+    return [describe_field(stem + name, info) for name, info in model.model_fields.items() if not is_choice(info)]
+
+
+def is_choice(info: FieldInfo) -> bool:
+    """Whether a field holds a nested plugin."""
+    return info.annotation is PluginChoice
+
+
+def describe_field(key: str, info: FieldInfo) -> KeyDoc:
+    """Documents one field."""
+    required = info.is_required()
+    return KeyDoc(
+        key=key,
+        type=_type_text(info.annotation, info.metadata),
+        default=None if required else info.get_default(call_default_factory=True, validated_data={}),
+        is_required=required,
+        choices=_choices(info.annotation),
+        doc=info.description or "",
+    )
+
+
+def takes_text(info: FieldInfo) -> bool:
+    """Whether a field's value is text (str or Path), so that overrides take it literally."""
+    return any(part in (str, Path) for part in _alternatives(info.annotation))
+
+
+def misreads_bool(info: FieldInfo) -> bool:
+    """Whether pydantic would take `true` for the 1 of a field such as Literal[1, 2], strict or not."""
+    parts = _alternatives(info.annotation)
+    literals = [value for part in parts if typing.get_origin(part) is Literal for value in typing.get_args(part)]
+    return any(type(value) is int for value in literals) and bool not in parts
+
+
+def near_keys(key: str, known: Iterable[str]) -> list[str]:
+    """Known keys that `key` may have meant: the same last word elsewhere, a Python keyword, or similar spelling."""
+    known = sorted(set(known))
+    last = key.rpartition(".")[2]
+    near = [name for name in known if name.rpartition(".")[2] == last]
+    if last in KEYWORDS:
+        near.append(KEYWORDS[last])
+    near += difflib.get_close_matches(key, known, n=3, cutoff=0.75)
+    near += [name for name in known if difflib.SequenceMatcher(None, last, name.rpartition(".")[2]).ratio() >= 0.8]
+    return list(dict.fromkeys(name for name in near if not f"{key}.".startswith(f"{name}.")))[:3]
+
+
+def _alternatives(annotation: Any) -> Sequence[Any]:
+    """The members of a union without their Annotated wrappers; a plain type alone."""
+    if typing.get_origin(annotation) is typing.Annotated:
+        return _alternatives(typing.get_args(annotation)[0])
+    if typing.get_origin(annotation) in (Union, types.UnionType):
+        return [part for member in typing.get_args(annotation) for part in _alternatives(member)]
+    return [annotation]
+
+
+def _choices(annotation: Any) -> tuple[str, ...]:
+    literals = [part for part in _alternatives(annotation) if typing.get_origin(part) is Literal]
+    return tuple(str(value) for part in literals for value in typing.get_args(part))
+
+
+def _type_text(annotation: Any, metadata: Sequence[Any]) -> str:
+    origin = typing.get_origin(annotation)
+    if origin is typing.Annotated:
+        inner, *extra = typing.get_args(annotation)
+        unpacked = [part for item in extra for part in (item.metadata if isinstance(item, FieldInfo) else [item])]
+        return _type_text(inner, [*metadata, *unpacked])
+    if origin in (Union, types.UnionType):
+        return " or ".join(_type_text(member, metadata) for member in typing.get_args(annotation))
+    if annotation is type(None):
+        return "null"
+    if origin is Literal:
+        return "one of " + ", ".join(str(value) for value in typing.get_args(annotation))
+    if origin in (list, tuple, set, frozenset):
+        members = [member for member in typing.get_args(annotation) if member is not Ellipsis]
+        return f"list of {' and '.join(dict.fromkeys(_type_text(member, ()) for member in members))}"
+    name = _TYPE_NAMES.get(annotation, getattr(annotation, "__name__", str(annotation)))
+    return " ".join([name, " and ".join(filter(None, map(_bound_text, metadata)))]).strip()
+
+
+def _bound_text(item: Any) -> str:
+    match item:
+        case Gt(gt=bound):
+            return f"> {bound}"
+        case Ge(ge=bound):
+            return f">= {bound}"
+        case Lt(lt=bound):
+            return f"< {bound}"
+        case Le(le=bound):
+            return f"<= {bound}"
+        case _:
+            return ""

@@ -1,0 +1,285 @@
+"""The step loop: schedule, check, commit memory, launch, land, commit tokens. It owns every invariant."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar, final
+
+from tokenloom.batch import RowPlan, RowResult, SchedulePlan, StepPlan, StepResult, tree_depths
+from tokenloom.clock import Clock
+from tokenloom.commit import Committed, commit_row
+from tokenloom.engine_output import EngineOutput, EngineStats, RequestTimes
+from tokenloom.errors import EngineDeadError, TokenloomError
+from tokenloom.feasibility import RequestLimits, check_feasible
+from tokenloom.interfaces.executor import Executor, StepHandle
+from tokenloom.interfaces.scheduler import Scheduler, SchedulerContext, SchedulerView
+from tokenloom.interfaces.scheduler_events import StepLanded
+from tokenloom.interfaces.spec_decode import DraftPolicy, VerifiedDrafts
+from tokenloom.kv.manager import KVManager
+from tokenloom.request import FinishReason, Request
+from tokenloom.request_book import RequestBook
+from tokenloom.row_plan import build_row
+from tokenloom.scheduling.ledger import StepLedger
+from tokenloom.scheduling.plan_check import check_plan
+
+__all__ = ["Engine", "EngineParts"]
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineParts:
+    """The built plugins and settings of one engine; `engine_builder.build_engine` makes them from a config."""
+
+    executor: Executor
+    scheduler: Scheduler
+    scheduler_name: str
+    kv: KVManager
+    draft_policy: DraftPolicy | None
+    limits: SchedulerContext
+    clock: Clock
+    checks: str
+    on_close: Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Launched:
+    plan: StepPlan
+    handle: StepHandle
+    start_s: float
+    plan_s: float
+
+
+@final
+class Engine:
+    """Runs requests to their end. One thread calls it; outputs come from `step`."""
+
+    def __init__(self, parts: EngineParts) -> None:
+        self._parts = parts
+        self._kv = parts.kv
+        self._clock = parts.clock
+        self._step_id = 0
+        self._is_dead = False
+        self._is_closed = False
+        self.stats = EngineStats()
+        self._book = RequestBook(parts.kv, parts.scheduler, parts.clock, self.stats)
+        self.facts = parts.executor.model_facts()
+        self.limits = RequestLimits(self.facts.max_model_len, parts.kv.max_sequence_tokens, self.facts.vocab_size)
+
+    # ---- requests ----
+
+    def add_request(self, request: Request) -> None:
+        """Accepts a request that can run, or raises RequestError with the limit that it exceeds."""
+        check_feasible(request, self.limits)
+        self._book.add(request)
+
+    def abort(self, request_id: str) -> EngineOutput | None:
+        """Ends a request now and frees its memory. Unknown or finished ids are ignored (None)."""
+        request = self._book.requests.get(request_id)
+        return None if request is None else self._finish(request, FinishReason.ABORT)
+
+    def truncate(self, request_id: str, num_output_tokens: int, stop_reason: str) -> EngineOutput | None:
+        """Ends a request at a stop string, keeping its first `num_output_tokens` tokens. None once it has ended."""
+        request = self._book.requests.get(request_id)
+        if request is None:
+            return None
+        num_dropped = request.num_output_tokens - num_output_tokens
+        assert num_dropped >= 0, f"{request_id}: {request.num_output_tokens} tokens cut to {num_output_tokens}"
+        del request.output_token_ids[num_output_tokens:]
+        request.num_computed_tokens = min(request.num_computed_tokens, request.num_tokens)
+        request.stop_reason = stop_reason
+        self.stats.num_output_tokens -= num_dropped
+        return self._finish(request, FinishReason.STOP)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that hold no slot."""
+        return len(self._book.waiting)
+
+    @property
+    def num_running(self) -> int:
+        """Requests that hold a slot."""
+        return self._book.num_running
+
+    def has_work(self) -> bool:
+        """Whether any request has not ended."""
+        return bool(self._book.requests)
+
+    def kv_usage(self) -> dict[str, int]:
+        """KV blocks by state, over all pools: free, active, cached, in_transfer, null."""
+        return dict(self._kv.usage())
+
+    def reset_prefix_cache(self) -> int:
+        """Evicts every cached block that no request uses; returns how many."""
+        return self._kv.reset_prefix_cache()
+
+    def close(self) -> None:
+        """Frees the model and its memory; idempotent."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._parts.executor.close()
+            self._parts.on_close()
+
+    # ---- one step ----
+
+    def step(self) -> list[EngineOutput]:
+        """Runs one step; returns the news of every request that got tokens or ended. Empty when there is no work.
+
+        Raises:
+            PluginContractError: a plugin broke its contract; nothing of the step was committed. After a scheduler's
+                breach the engine can go on; after one of a plugin next to the weights it cannot.
+            EngineDeadError: the executor failed; the engine cannot go on.
+        """
+        if self._is_dead or self._is_closed:
+            raise EngineDeadError("the engine was closed, or stopped after an earlier failure; build a new one")
+        if not self._book.requests:
+            return []
+        outputs = self._land(self._launch())
+        if self._parts.checks == "full":
+            self._kv.check()
+        return outputs
+
+    def _launch(self) -> _Launched:
+        start_s = self._clock.now()
+        view = SchedulerView(self._step_id, start_s, self._book.waiting, self._book.running, self._parts.limits)
+        step_plan = self._commit_plan(self._schedule(view))
+        launch_s = self._clock.now()
+        handle = self._guarded(lambda: self._parts.executor.launch(step_plan))
+        return _Launched(step_plan, handle, start_s, launch_s - start_s)
+
+    def _schedule(self, view: SchedulerView) -> SchedulePlan:
+        def build_ledger() -> StepLedger:
+            return StepLedger(view, self._kv, self._book.requests)
+
+        is_full = self._parts.checks == "full"
+        name = f"scheduler={self._parts.scheduler_name}"
+        ledger = build_ledger()
+        before = self._progress() if is_full else None
+        plan = self._parts.scheduler.schedule(view, ledger)
+        assert before is None or before == self._progress(), f"{name} changed what it may only read"
+        # A plan that the ledger itself wrote down is legal by construction, but for the progress rule.
+        if is_full or not ledger.made(plan) or not plan.num_scheduled_tokens:
+            check_plan(plan, view, build_ledger, name, num_inflight=0)
+        return plan
+
+    def _commit_plan(self, plan: SchedulePlan) -> StepPlan:
+        """Carries out a legal plan: pins what was found, takes victims' memory, allocates. Cannot fail half way."""
+        book, counts = self._book, plan.num_scheduled_tokens
+        self._kv.next_tick()
+        new_ids = {request_id for request_id in counts if not book.is_running(request_id)}
+        for request_id in counts:
+            if request_id in new_ids:
+                book.admit(book.requests[request_id])
+        for victim in plan.preemptions:
+            book.preempt(book.requests[victim.request_id])
+        rows = tuple(self._row(book.requests[i], count, is_new=i in new_ids) for i, count in counts.items())
+        return StepPlan(self._step_id, rows, book.take_removed())
+
+    def _row(self, request: Request, num_tokens: int, *, is_new: bool) -> RowPlan:
+        policy = self._parts.draft_policy
+        max_drafts = 0 if policy is None else policy.num_drafts(request, self._book.num_running)
+        row = build_row(request, num_tokens, self._kv, is_new=is_new, max_drafts=max_drafts)
+        request.num_inflight_tokens = num_tokens
+        return row
+
+    def _land(self, launched: _Launched) -> list[EngineOutput]:
+        result = self._guarded(launched.handle.result)
+        assert result.step_id == self._step_id, f"step {result.step_id} landed, expected {self._step_id}"
+        landed_s = self._clock.now()
+        self._step_id += 1
+        self._kv.next_tick()
+        outputs: list[EngineOutput] = []
+        for row, row_result in zip(launched.plan.rows, result.rows, strict=True):
+            # A request that ended while the step was in flight takes nothing from it.
+            request = self._book.requests.get(row.request_id)
+            output = None if request is None else self._commit(request, row, row_result, landed_s)
+            if output is not None:
+                outputs.append(output)
+        self._report(launched, result, outputs, landed_s)
+        return outputs
+
+    def _commit(self, request: Request, row: RowPlan, result: RowResult, now_s: float) -> EngineOutput | None:
+        assert result.request_id == row.request_id, f"rows out of order: {result.request_id}, {row.request_id}"
+        num_recomputed = request.num_recomputed_tokens
+        committed = commit_row(request, row, result)
+        self.stats.num_recomputed_tokens += request.num_recomputed_tokens - num_recomputed
+        self.stats.num_output_tokens += len(committed.token_ids)
+        if committed.token_ids and request.first_token_time_s is None:
+            request.first_token_time_s = now_s
+        request.stop_reason = committed.stop_reason
+        if committed.finish_reason is not FinishReason.ERROR:
+            self._kv.publish(request)
+        if committed.finish_reason is not None:
+            return self._finish(request, committed.finish_reason, committed)
+        return self._output(request, committed) if committed.token_ids else None
+
+    # ---- endings and reports ----
+
+    def _finish(self, request: Request, reason: FinishReason, committed: Committed | None = None) -> EngineOutput:
+        self._book.finish(request, reason)
+        if self._parts.draft_policy is not None:
+            self._parts.draft_policy.forget(request.request_id)
+        return self._output(request, committed or Committed([], ()))
+
+    def _output(self, request: Request, committed: Committed) -> EngineOutput:
+        return EngineOutput(
+            request_id=request.request_id,
+            token_ids=committed.token_ids,
+            logprobs=committed.logprobs,
+            finish_reason=request.finish_reason,
+            stop_reason=request.stop_reason,
+            num_cached_tokens=request.num_cached_tokens,
+            error=request.error,
+            landed_s=self._clock.now(),
+            times=RequestTimes(
+                request.arrival_time_s,
+                request.first_scheduled_time_s,
+                request.first_token_time_s,
+                request.finish_time_s,
+            ),
+        )
+
+    def _report(
+        self, launched: _Launched, result: StepResult, outputs: Sequence[EngineOutput], landed_s: float
+    ) -> None:
+        """Tells the policies what happened, and counts."""
+        verified = [_verified(row, r) for row, r in zip(launched.plan.rows, result.rows) if row.draft_token_ids]
+        if self._parts.draft_policy is not None:
+            self._parts.draft_policy.observe(verified, landed_s - launched.start_s)
+        num_tokens = launched.plan.num_tokens
+        emitted = {output.request_id: len(output.token_ids) for output in outputs}
+        duration_s = landed_s - launched.start_s
+        self._parts.scheduler.observe(StepLanded(landed_s, result.step_id, duration_s, num_tokens, emitted))
+        commit_s = self._clock.now() - landed_s
+        stats = self.stats
+        stats.num_steps += 1
+        stats.num_computed_tokens += num_tokens
+        stats.num_draft_tokens += sum(drafts.num_drafts for drafts in verified)
+        stats.num_accepted_tokens += sum(drafts.num_accepted_tokens for drafts in verified)
+        stats.python_s += launched.plan_s + result.times_s.get("build", 0.0) + commit_s
+        stats.add_times({"plan": launched.plan_s, **result.times_s, "commit": commit_s})
+
+    def _guarded(self, call: Callable[[], Result]) -> Result:
+        """Calls the executor; any failure that is not one request's own ends the engine."""
+        try:
+            return call()
+        except TokenloomError:
+            self._is_dead = True
+            raise
+        except Exception as error:
+            self._is_dead = True
+            raise EngineDeadError(f"step {self._step_id} failed in the executor: {error}") from error
+
+    def _progress(self) -> list[tuple[object, ...]]:
+        """Everything that a policy could read of the live requests; compared by debug.checks=full."""
+        return [
+            (r.request_id, r.status, r.num_tokens, r.num_drafts, r.num_computed_tokens, r.num_inflight_tokens)
+            for r in (*self._book.running, *self._book.waiting)
+        ]
+
+
+def _verified(row: RowPlan, result: RowResult) -> VerifiedDrafts:
+    num_drafts = len(row.draft_token_ids)
+    depth = max(tree_depths(row.draft_parents), default=num_drafts)
+    return VerifiedDrafts(row.request_id, num_drafts, result.num_accepted_tokens, depth)

@@ -1,0 +1,97 @@
+"""From a validated config to a running engine: builds each plugin with what it may know."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import cast
+
+from tokenloom.capability_check import ModelTraits, capability_check
+from tokenloom.clock import Clock, MonotonicClock
+from tokenloom.engine import Engine, EngineParts
+from tokenloom.engine_config import EngineConfig
+from tokenloom.errors import CapabilityError
+from tokenloom.interfaces.cache import CacheConfig, CacheContext, PrefixCache
+from tokenloom.interfaces.executor import ExecutorConfig, ExecutorContext
+from tokenloom.interfaces.scheduler import SchedulerConfig, SchedulerContext
+from tokenloom.interfaces.spec_decode import DraftPolicy, DraftPolicyContext, SpecDecodeConfig
+from tokenloom.kv.manager import KVManager
+from tokenloom.plugins import Registry, default_registry
+
+__all__ = ["build_engine", "ignore_progress"]
+
+
+def ignore_progress(stage: str, done: int, total: int) -> None:
+    """Reports nothing."""
+
+
+def build_engine(
+    config: EngineConfig,
+    *,
+    registry: Registry | None = None,
+    clock: Clock | None = None,
+    progress: Callable[[str, int, int], None] = ignore_progress,
+) -> Engine:
+    """Builds an engine: loads the model, sizes the KV cache, wires the plugins.
+
+    Args:
+        config: from `tokenloom.compose.compose_config`.
+        registry: where capabilities are looked up; the installed plugins by default.
+        clock: real time by default.
+        progress: told (stage, done, total) while the model loads.
+
+    Raises:
+        CapabilityError: the combination cannot run; holds every reason. Raised before weights are loaded.
+        ModelError, OutOfMemoryError, ConfigError: see their docs.
+    """
+    plugins = default_registry() if registry is None else registry
+    time = MonotonicClock() if clock is None else clock
+
+    def check_model(traits: ModelTraits) -> None:
+        reasons = capability_check(config, plugins, traits=traits)
+        if reasons:
+            raise CapabilityError(reasons)
+
+    context = ExecutorContext(config, time, progress, check_model)
+    executor = cast(ExecutorConfig, config.executor.config).build(context)
+    facts = executor.model_facts()
+    cache = cast(CacheConfig, config.cache.config)
+    scheduler = cast(SchedulerConfig, config.scheduler.config)
+
+    def build_cache(num_blocks: int) -> PrefixCache:
+        return cache.build(CacheContext(cache.block_size, num_blocks, facts.max_model_len))
+
+    kv = KVManager(facts.kv_groups, facts.num_blocks, cache.block_size, facts.block_root, build_cache, time)
+    limits = SchedulerContext(
+        max_num_seqs=scheduler.max_num_seqs,
+        max_num_batched_tokens=scheduler.max_num_batched_tokens,
+        max_model_len=facts.max_model_len,
+        block_size=cache.block_size,
+        num_usable_blocks=kv.num_usable_blocks,
+    )
+    summary = _summary(config)
+    plugins.notify_engine_started(summary)
+    return Engine(
+        EngineParts(
+            executor=executor,
+            scheduler=scheduler.build(limits),
+            scheduler_name=config.scheduler.name,
+            kv=kv,
+            draft_policy=_draft_policy(config, scheduler),
+            limits=limits,
+            clock=time,
+            checks=config.debug.checks,
+            on_close=lambda: plugins.notify_engine_stopped(summary),
+        )
+    )
+
+
+def _draft_policy(config: EngineConfig, scheduler: SchedulerConfig) -> DraftPolicy | None:
+    choice = cast(SpecDecodeConfig, config.spec_decode.config).draft_policy()
+    if choice is None:
+        return None
+    context = DraftPolicyContext(scheduler.max_num_seqs, scheduler.max_num_batched_tokens)
+    return cast(DraftPolicy, choice.build(context))
+
+
+def _summary(config: EngineConfig) -> dict[str, str]:
+    return {choice.kind: choice.name for choice in config.choices()}

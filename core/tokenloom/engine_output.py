@@ -1,0 +1,85 @@
+"""What the engine hands to its caller after a step, and the counters that it keeps."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from tokenloom.batch import TokenLogprobs
+from tokenloom.request import FinishReason
+
+__all__ = ["EngineOutput", "EngineStats", "RequestTimes"]
+
+
+@dataclass(frozen=True, slots=True)
+class RequestTimes:
+    """When things happened to a request, on the engine's clock, seconds; None where not yet."""
+
+    arrival_s: float
+    first_scheduled_s: float | None = None
+    first_token_s: float | None = None
+    finish_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOutput:
+    """One request's news of one step.
+
+    Attributes:
+        request_id: whose.
+        token_ids: new output tokens, a stop token included.
+        logprobs: one per new token, if asked for.
+        finish_reason: set in the last output of a request.
+        stop_reason: the token id or string that stopped it.
+        num_cached_tokens: prompt tokens found in the prefix cache at first admission.
+        error: message, with finish_reason "error".
+        landed_s: when these tokens landed.
+        times: so far.
+    """
+
+    request_id: str
+    token_ids: list[int]
+    logprobs: tuple[TokenLogprobs, ...]
+    finish_reason: FinishReason | None
+    stop_reason: int | str | None
+    num_cached_tokens: int
+    error: str | None
+    landed_s: float
+    times: RequestTimes
+
+
+@dataclass(slots=True)
+class EngineStats:
+    """Counters since the engine was built.
+
+    `python_s` is the Python part of all steps: scheduling, building the plan and the batch, commit. Op dispatch,
+    sampling and detokenization are not in it.
+    """
+
+    num_steps: int = 0
+    num_prompt_tokens: int = 0
+    num_output_tokens: int = 0
+    num_computed_tokens: int = 0
+    num_recomputed_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_preemptions: int = 0
+    num_finished: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    python_s: float = 0.0
+    times_s: dict[str, float] = field(default_factory=dict)
+
+    def snapshot(self) -> EngineStats:
+        """A copy to measure from."""
+        return replace(self, times_s=dict(self.times_s))
+
+    def since(self, before: EngineStats) -> dict[str, Any]:
+        """What was added after a snapshot, as plain data."""
+        now, then = asdict(self), asdict(before)
+        times = {phase: seconds - then["times_s"].get(phase, 0.0) for phase, seconds in now["times_s"].items()}
+        return {name: now[name] - then[name] for name in now if name != "times_s"} | {"times_s": times}
+
+    def add_times(self, times_s: dict[str, float]) -> None:
+        """Adds seconds by phase."""
+        for phase, seconds in times_s.items():
+            self.times_s[phase] = self.times_s.get(phase, 0.0) + seconds

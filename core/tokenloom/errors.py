@@ -1,0 +1,94 @@
+"""Every error that a user can meet, in one tree.
+
+TokenloomError
+├── ConfigError              a setting is unknown, misspelt, of the wrong type or contradicts another one
+│   └── CapabilityError      a legal config asks for a combination that a plugin cannot run
+├── PluginError              a plugin package cannot be found, imported or trusted
+│   ├── ContractVersionError it was written for another contract version
+│   └── PluginContractError  it broke a rule of its contract while running
+├── ModelError               a checkpoint, tokenizer or source is missing, corrupt or not supported
+├── RequestError             one request can never run as asked (bad parameters, too long)
+├── OutOfMemoryError         weights, KV cache or activations do not fit
+└── EngineDeadError          the engine stopped; requests in flight are lost
+
+A message says what was wrong, its value, what is allowed and what to try. Bugs of our own are `assert`.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+__all__ = [
+    "CapabilityError",
+    "ConfigError",
+    "ContractVersionError",
+    "EngineDeadError",
+    "ModelError",
+    "OutOfMemoryError",
+    "PluginContractError",
+    "PluginError",
+    "RequestError",
+    "TokenloomError",
+    "did_you_mean",
+]
+
+
+class TokenloomError(Exception):
+    """Base of all errors that tokenloom raises on purpose."""
+
+
+class ConfigError(TokenloomError, ValueError):
+    """A setting is unknown, misspelt, of the wrong type, or contradicts another one."""
+
+
+class CapabilityError(ConfigError):
+    """A combination of plugins, model and machine that cannot run. `reasons` holds every reason found."""
+
+    def __init__(self, reasons: Iterable[str]) -> None:
+        self.reasons = tuple(reasons)
+        lines = "\n".join(f"  - {reason}" for reason in self.reasons)
+        super().__init__(f"this combination cannot run:\n{lines}")
+
+
+class PluginError(TokenloomError):
+    """A plugin package cannot be found, imported or trusted."""
+
+
+class ContractVersionError(PluginError):
+    """A plugin was written for a contract version that this core does not speak."""
+
+
+class PluginContractError(PluginError):
+    """A plugin broke a rule of its contract. `plugin` and `rule` name both."""
+
+    def __init__(self, plugin: str, rule: str, detail: str) -> None:
+        self.plugin = plugin
+        self.rule = rule
+        super().__init__(f"plugin {plugin} broke the rule '{rule}': {detail}")
+
+
+class ModelError(TokenloomError):
+    """A checkpoint, tokenizer or model source is missing, corrupt or not supported."""
+
+
+class RequestError(TokenloomError, ValueError):
+    """One request can never run as asked. `param` names the field at fault, if there is one."""
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        self.param = param
+        super().__init__(message)
+
+
+class OutOfMemoryError(TokenloomError, MemoryError):
+    """Weights, KV cache or activations do not fit; the message holds the breakdown."""
+
+
+class EngineDeadError(TokenloomError):
+    """The engine stopped after an internal failure; requests in flight are lost."""
+
+
+def did_you_mean(word: str, candidates: Iterable[str]) -> str:
+    """Returns " Did you mean 'x' or 'y'?" for near matches of `word`, else an empty string."""
+    near = difflib.get_close_matches(word, sorted(candidates), n=3, cutoff=0.6)
+    return f" Did you mean {' or '.join(repr(n) for n in near)}?" if near else ""

@@ -1,0 +1,278 @@
+"""Executor `local`: the model in this process. A step is finished when `launch` returns."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Annotated, cast, final
+
+import torch
+from pydantic import Field
+
+from tokenloom.batch import StepPlan, StepResult
+from tokenloom.batch_state import BatchState
+from tokenloom.capability_check import ModelTraits
+from tokenloom.errors import CapabilityError
+from tokenloom.executors.device_choice import (
+    available_bytes,
+    choose_device,
+    choose_dtype,
+    choose_max_model_len,
+    choose_num_threads,
+)
+from tokenloom.executors.kv_memory import allocate_kv, kv_groups
+from tokenloom.interfaces.attention import AttentionBackend, AttentionConfig, AttentionContext
+from tokenloom.interfaces.cache import CacheConfig
+from tokenloom.interfaces.executor import (
+    Executor,
+    ExecutorConfig,
+    ExecutorContext,
+    KVGroupSpec,
+    ModelFacts,
+    StepHandle,
+)
+from tokenloom.interfaces.quant import QuantConfig, QuantContext, Quantizer
+from tokenloom.interfaces.scheduler import SchedulerConfig
+from tokenloom.interfaces.spec_decode import DrafterContext, SpecDecodeConfig, TensorFunction
+from tokenloom.kv.memory_plan import MemoryBudget, MemoryPlan, plan_memory
+from tokenloom.loader.checkpoint import Checkpoint, open_checkpoint
+from tokenloom.loader.sources import resolve_model
+from tokenloom.model_runner import ModelRunner, ModelRunnerParts
+from tokenloom.models.causal_lm import CausalLM
+from tokenloom.models.config import ModelConfig
+from tokenloom.models.registry import build_model
+from tokenloom.parallel import ParallelContext
+from tokenloom.step_inputs import StepInputsBuilder
+
+__all__ = ["LocalExecutor", "LocalExecutorConfig"]
+
+
+class LocalExecutorConfig(ExecutorConfig):
+    """Settings of the local executor."""
+
+    poison_kv: Annotated[bool, Field()] = Field(
+        default=False, description="Fill the KV cache with NaN at start, to prove that unwritten memory is never read."
+    )
+
+    def build(self, context: ExecutorContext) -> Executor:
+        settings = context.config.model
+        path = resolve_model(settings.source, revision=settings.revision)
+        checkpoint = open_checkpoint(path)
+        try:
+            return LocalExecutor(_Builder(context, checkpoint, self).build())
+        finally:
+            checkpoint.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Built:
+    runner: ModelRunner
+    facts: ModelFacts
+
+
+@dataclass(frozen=True, slots=True)
+class _Finished(StepHandle):
+    """The handle of a step that has run."""
+
+    step: StepResult
+
+    def is_done(self) -> bool:
+        return True
+
+    def result(self) -> StepResult:
+        return self.step
+
+
+@final
+class LocalExecutor(Executor):
+    """Runs each step inside `launch`."""
+
+    def __init__(self, built: _Built) -> None:
+        self._runner: ModelRunner | None = built.runner
+        self._facts = built.facts
+
+    def model_facts(self) -> ModelFacts:
+        return self._facts
+
+    def launch(self, plan: StepPlan) -> StepHandle:
+        assert self._runner is not None, "launch() after close()"
+        return _Finished(self._runner.execute(plan))
+
+    def close(self) -> None:
+        self._runner = None
+
+
+@final
+class _Builder:
+    """Builds one executor: choices, capability check, weights, memory, runner, in this order."""
+
+    def __init__(self, context: ExecutorContext, checkpoint: Checkpoint, own: LocalExecutorConfig) -> None:
+        self._context = context
+        self._config = context.config
+        self._checkpoint = checkpoint
+        self._own = own
+        self._model_config: ModelConfig = checkpoint.config
+        self._device = choose_device(self._config.model)
+        self._dtype = choose_dtype(self._config.model, self._model_config, self._device)
+        self._max_model_len = choose_max_model_len(self._config.model, self._model_config)
+        self._scheduler = cast(SchedulerConfig, self._config.scheduler.config)
+        self._cache = cast(CacheConfig, self._config.cache.config)
+
+    def build(self) -> _Built:
+        config = self._model_config
+        self._context.check_model(
+            ModelTraits(
+                head_dim=config.head_dim,
+                has_window=any(window is not None for window in config.windows),
+                has_soft_cap=config.attn_soft_cap is not None,
+                device=self._device.type,
+                dtype=str(self._dtype).removeprefix("torch."),
+            )
+        )
+        if self._device.type == "cpu":
+            torch.set_num_threads(choose_num_threads(self._config.engine.num_threads))
+        quantizer = self._build_quantizer()
+        model = build_model(
+            self._checkpoint,
+            quantizer=quantizer,
+            dtype=self._dtype,
+            device=self._device,
+            parallel=ParallelContext(),
+            progress=self._context.progress,
+        )
+        attention = self._build_attention()
+        groups = kv_groups(model.attention_layers(), attention)
+        plan = self._plan_memory(model, groups)
+        return _Built(
+            runner=self._build_runner(model, attention, groups, plan),
+            facts=ModelFacts(
+                max_model_len=self._max_model_len,
+                vocab_size=config.vocab_size,
+                eos_token_ids=config.eos_token_ids,
+                kv_groups=groups,
+                num_blocks=plan.num_blocks,
+                block_root=self._block_root(quantizer),
+                memory=plan.breakdown,
+                device=str(self._device),
+                dtype=str(self._dtype).removeprefix("torch."),
+            ),
+        )
+
+    def _build_quantizer(self) -> Quantizer:
+        context = QuantContext(
+            dtype=self._dtype,
+            device=self._device,
+            checkpoint=self._checkpoint.quantization or {},
+            deterministic=self._config.engine.deterministic,
+        )
+        return cast(QuantConfig, self._config.quant.config).build(context)
+
+    def _build_attention(self) -> AttentionBackend:
+        context = AttentionContext(
+            num_heads=self._model_config.num_heads,
+            num_kv_heads=self._model_config.num_kv_heads,
+            head_dim=self._model_config.head_dim,
+            block_size=self._cache.block_size,
+            dtype=self._dtype,
+            device=self._device,
+            max_num_seqs=self._scheduler.max_num_seqs,
+            max_num_batched_tokens=self._scheduler.max_num_batched_tokens,
+            max_model_len=self._max_model_len,
+            deterministic=self._config.engine.deterministic,
+        )
+        return cast(AttentionConfig, self._config.attention.config).build(context)
+
+    def _plan_memory(self, model: CausalLM, groups: tuple[KVGroupSpec, ...]) -> MemoryPlan:
+        config, scheduler = self._model_config, self._scheduler
+        per_token = 4 * config.hidden_size + (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
+        per_token += 3 * config.intermediate_size
+        activations = scheduler.max_num_batched_tokens * per_token * self._dtype.itemsize
+        # Logits in fp32, and one copy that sampling works on.
+        activations += 2 * 4 * min(scheduler.max_num_seqs, scheduler.max_num_batched_tokens) * config.vocab_size
+        budget = MemoryBudget(
+            weights=model.num_weight_bytes,
+            activation_peak=activations,
+            workspace=scheduler.max_num_seqs * (self._max_model_len + 1) * 4 + scheduler.max_num_batched_tokens * 40,
+            available=available_bytes(self._device),
+        )
+        cache = self._cache
+        return plan_memory(budget, groups, cache.block_size, cache.memory_fraction, cache.num_blocks)
+
+    def _build_runner(
+        self, model: CausalLM, attention: AttentionBackend, groups: tuple[KVGroupSpec, ...], plan: MemoryPlan
+    ) -> ModelRunner:
+        config, scheduler = self._model_config, self._scheduler
+        drafter_context = DrafterContext(
+            vocab_size=config.vocab_size,
+            hidden_size=config.hidden_size,
+            num_layers=config.num_layers,
+            max_num_seqs=scheduler.max_num_seqs,
+            max_model_len=self._max_model_len,
+            dtype=self._dtype,
+            device=self._device,
+            embed=_Embed(model),
+            compute_logits=_ComputeLogits(model),
+        )
+        drafter = cast(SpecDecodeConfig, self._config.spec_decode.config).build(drafter_context)
+        if drafter.needs().kv_groups:
+            name = self._config.spec_decode.name
+            raise CapabilityError(
+                [f"spec_decode={name} needs KV memory for layers of its own, which executor=local does not give yet"]
+            )
+        kv = allocate_kv(model.attention_layers(), groups, plan, attention, self._device)
+        if self._own.poison_kv:
+            for tensors in kv:
+                for tensor in tensors:
+                    tensor.fill_(float("nan"))
+        state = BatchState(
+            scheduler.max_num_seqs,
+            self._max_model_len,
+            self._cache.block_size,
+            len(groups),
+            config.vocab_size,
+            self._device,
+        )
+        parts = ModelRunnerParts(
+            model=model,
+            attention=attention,
+            drafter=drafter,
+            drafter_name=self._config.spec_decode.name,
+            kv=kv,
+            state=state,
+            inputs=StepInputsBuilder(
+                state, scheduler.max_num_batched_tokens, scheduler.max_num_seqs, self._device
+            ),
+            vocab_size=config.vocab_size,
+            device=self._device,
+            clock=self._context.clock,
+        )
+        return ModelRunner(parts)
+
+    def _block_root(self, quantizer: Quantizer) -> bytes:
+        """Everything but the tokens that a KV block's content depends on."""
+        parts = (
+            self._checkpoint.weights_digest,
+            quantizer.fingerprint,
+            str(self._dtype),
+            self._config.attention.name,
+            str(self._cache.block_size),
+        )
+        return hashlib.sha256("\n".join(parts).encode()).digest()
+
+
+@final
+class _Embed(TensorFunction):
+    def __init__(self, model: CausalLM) -> None:
+        self._model = model
+
+    def __call__(self, value: torch.Tensor) -> torch.Tensor:
+        return self._model.embed(value)
+
+
+@final
+class _ComputeLogits(TensorFunction):
+    def __init__(self, model: CausalLM) -> None:
+        self._model = model
+
+    def __call__(self, value: torch.Tensor) -> torch.Tensor:
+        return self._model.compute_logits(value)

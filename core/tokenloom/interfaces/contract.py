@@ -1,0 +1,156 @@
+"""What all contracts share: kinds, versions, capabilities, and the config base class of every plugin.
+
+A plugin is four things: a frozen pydantic `Config` (subclass of `PluginConfig`), a final class that implements the
+contract, a YAML file that lists the Config's fields, and one `PluginInfo` line. The core composes the YAML with Hydra,
+validates it into the Config, and calls `Config.build(context)` to get the object.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler
+from pydantic_core import core_schema
+
+__all__ = [
+    "CONTRACT_VERSIONS",
+    "KINDS",
+    "SUB_KINDS",
+    "Capabilities",
+    "ContractVersion",
+    "PluginChoice",
+    "PluginConfig",
+    "PluginInfo",
+    "is_compatible",
+]
+
+ContractVersion = tuple[int, int]
+"""(major, minor). Majors must be equal; a plugin's minor must not be newer than the core's."""
+
+CONTRACT_VERSIONS: Mapping[str, ContractVersion] = {
+    "attention": (1, 0),
+    "scheduler": (1, 0),
+    "scheduler.victim": (1, 0),
+    "cache": (1, 0),
+    "cache.eviction": (1, 0),
+    "spec_decode": (1, 0),
+    "spec_decode.policy": (1, 0),
+    "quant": (1, 0),
+    "executor": (1, 0),
+}
+"""The contract version that this core speaks, for each kind. The same numbers stand in the interface modules' docs."""
+
+KINDS: tuple[str, ...] = tuple(kind for kind in CONTRACT_VERSIONS if "." not in kind)
+"""Kinds that an engine has exactly one plugin of, in the order in which they are shown."""
+
+SUB_KINDS: tuple[str, ...] = tuple(kind for kind in CONTRACT_VERSIONS if "." in kind)
+"""Kinds nested in a plugin's own config: `cache.eviction` is the field `eviction` of a cache plugin."""
+
+
+def is_compatible(plugin: ContractVersion, core: ContractVersion) -> bool:
+    """Whether a plugin written for contract version `plugin` runs on a core that speaks `core`.
+
+    A minor version only adds: an older minor runs; a newer minor may rely on what this core lacks and is refused.
+    """
+    return plugin[0] == core[0] and plugin[1] <= core[1]
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a plugin can do, as plain data (strings, not torch dtypes), so that listing plugins imports no torch.
+
+    `None` means "no restriction". The core compares these with the model and the other plugins *before* weights are
+    loaded, collects every reason against a combination, and refuses it with all of them.
+
+    Attributes:
+        devices: device types that the plugin runs on, e.g. ("cpu", "cuda").
+        dtypes: activation dtypes, e.g. ("float32", "bfloat16").
+        head_dims: attention head sizes; only read from attention plugins.
+        block_size_multiple: KV block sizes must be a multiple of this.
+        flags: named abilities, e.g. "sliding_window", "soft_cap", "tree_mask", "prefix_cache", "async_launch". A flag
+            that is absent means the plugin cannot do it.
+        needs: flags that *other* plugins must have, as {kind: (flag, ...)}.
+        requires: distributions that must be importable for the plugin to run (import names).
+    """
+
+    devices: tuple[str, ...] | None = None
+    dtypes: tuple[str, ...] | None = None
+    head_dims: tuple[int, ...] | None = None
+    block_size_multiple: int = 1
+    flags: frozenset[str] = frozenset()
+    needs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    requires: tuple[str, ...] = ()
+
+    def summary(self) -> str:
+        """One line for tables, e.g. "cpu,cuda; float32,bfloat16; sliding_window,tree_mask"."""
+        parts: list[str] = []
+        for values in (self.devices, self.dtypes, self.head_dims, sorted(self.flags) or None):
+            if values is not None:
+                parts.append(",".join(str(v) for v in values))
+        return "; ".join(parts) if parts else "any"
+
+
+class PluginConfig(BaseModel, ABC):
+    """Base class of every plugin's settings.
+
+    Frozen, with unknown keys forbidden and no coercion (`true` never becomes 1). The plugin's name is not a field: the
+    core looks up (kind, name) and validates the rest. A field whose type is `PluginChoice` is a nested plugin (a
+    sub-kind) that the core validates on its own first.
+    """
+
+    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    @abstractmethod
+    def build(self, context: Any) -> Any:
+        """Constructs the plugin object.
+
+        Args:
+            context: what a plugin of this kind may know at build time; each kind's interface module states its type
+                (e.g. `AttentionContext`).
+
+        Returns:
+            An instance of the kind's interface class.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class PluginChoice:
+    """A chosen plugin with its validated settings: a top-level choice, or a Config field that holds a sub-kind."""
+
+    kind: str
+    name: str
+    config: PluginConfig
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
+        return core_schema.is_instance_schema(cls)
+
+    def build(self, context: Any) -> Any:
+        """Constructs the plugin; see `PluginConfig.build`."""
+        return self.config.build(context)
+
+
+@dataclass(frozen=True, slots=True)
+class PluginInfo:
+    """One line that declares a plugin; returned from the hook `tokenloom_plugins`.
+
+    Attributes:
+        kind: one of `KINDS` or `SUB_KINDS`.
+        name: the word a user writes, e.g. `scheduler=fcfs`; lower case, digits and underscores.
+        config: where the `PluginConfig` subclass lives, as "module:Class"; imported only when the plugin is used.
+        contract: the contract version that the plugin was written for.
+        summary: one line for `tokenloom plugins`.
+        capabilities: what it can run.
+        sub_kinds: names of the nested plugins it accepts by default, as {sub-kind: default name}.
+    """
+
+    kind: str
+    name: str
+    config: str
+    contract: ContractVersion
+    summary: str
+    capabilities: Capabilities = field(default_factory=Capabilities)
+    sub_kinds: Mapping[str, str] = field(default_factory=dict)

@@ -1,0 +1,138 @@
+"""Contract `executor` 1.0: where the model runs. A step is launched, and lands when its handle is asked for the result.
+
+A synchronous executor computes inside `launch` and returns a finished handle. One with the capability "async_launch"
+returns at once; the engine then plans step n + 1 while step n runs (`engine.pipeline_depth=2`).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from tokenloom.batch import StepPlan, StepResult
+from tokenloom.capability_check import ModelTraits
+from tokenloom.clock import Clock
+from tokenloom.engine_config import EngineConfig
+from tokenloom.interfaces.contract import CONTRACT_VERSIONS, PluginConfig
+
+__all__ = [
+    "CONTRACT_VERSION",
+    "Executor",
+    "ExecutorConfig",
+    "ExecutorContext",
+    "KVGroupSpec",
+    "ModelFacts",
+    "StepHandle",
+]
+
+CONTRACT_VERSION = CONTRACT_VERSIONS["executor"]
+
+
+@dataclass(frozen=True, slots=True)
+class KVGroupSpec:
+    """Layers that share a block table and a frontier.
+
+    Attributes:
+        group_id: index of the group, 0..; the target's groups come before a drafter's.
+        layers: names of the layers, for reports.
+        window: tokens a layer looks back, or None for all.
+        page_bytes: bytes of one block over all layers of the group.
+        pool_id: pool that the group's blocks come from; groups share one only if their page_bytes are equal.
+        lookahead: how many tokens past t an entry at t depends on.
+        is_drafter: a drafter's group; its frontier may lag behind the target's.
+    """
+
+    group_id: int
+    layers: tuple[str, ...]
+    window: int | None
+    page_bytes: int
+    pool_id: int = 0
+    lookahead: int = 0
+    is_drafter: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What the engine needs to know about the loaded model.
+
+    Attributes:
+        max_model_len: longest sequence, in tokens.
+        vocab_size: of the model's head; token ids are below it.
+        eos_token_ids: ids that end a sequence.
+        kv_groups: KV memory layout.
+        num_blocks: per pool, blocks allocated, the null block included.
+        block_root: digest input of every block key: weights, quantization, KV dtype and layout.
+        memory: breakdown in bytes: weights, kv_cache, activation_peak, workspace, available.
+        device, dtype: what `auto` was resolved to.
+    """
+
+    max_model_len: int
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    kv_groups: tuple[KVGroupSpec, ...]
+    num_blocks: tuple[int, ...]
+    block_root: bytes
+    memory: Mapping[str, int] = field(default_factory=dict)
+    device: str = "cpu"
+    dtype: str = "float32"
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorContext:
+    """What an executor knows when it is built.
+
+    Attributes:
+        config: the whole config.
+        clock: the engine's.
+        progress: called as progress(stage, done, total) with growing `done`; total 0 means unknown.
+        check_model: raises CapabilityError with every reason if the chosen plugins cannot run a model of these traits;
+            an executor calls it before it loads weights.
+    """
+
+    config: EngineConfig
+    clock: Clock
+    progress: Callable[[str, int, int], None]
+    check_model: Callable[[ModelTraits], None]
+
+
+class ExecutorConfig(PluginConfig):
+    """Base of executor Configs. `build` takes an `ExecutorContext`; it loads the model."""
+
+    @abstractmethod
+    def build(self, context: ExecutorContext) -> Executor: ...
+
+
+class StepHandle(ABC):
+    """A launched step."""
+
+    @abstractmethod
+    def is_done(self) -> bool:
+        """Whether `result` would return without waiting."""
+
+    @abstractmethod
+    def result(self) -> StepResult:
+        """Waits for the step and returns what it yields. Every call returns the same object."""
+
+
+class Executor(ABC):
+    """Runs steps."""
+
+    @abstractmethod
+    def model_facts(self) -> ModelFacts:
+        """Facts of the loaded model; constant."""
+
+    @abstractmethod
+    def launch(self, plan: StepPlan) -> StepHandle:
+        """Starts a step.
+
+        Plans arrive in order of step_id, and results are asked for in that order; at most `engine.pipeline_depth`
+        handles are open. Requests in `removed` are forgotten first, which takes nothing from the results of steps
+        launched before. A request id is not used again while a step that holds it is in flight.
+
+        A failure of one request is reported in its `RowResult.error`; an exception means the executor is dead.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Frees the model and its memory; idempotent."""

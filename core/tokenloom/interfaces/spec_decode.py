@@ -1,0 +1,233 @@
+"""Contracts `spec_decode` 1.0 (proposes tokens) and `spec_decode.policy` 1.0 (decides how many).
+
+A drafter guesses the next tokens of each sequence; the core verifies them with the target model in the next step, keeps
+what the target would have said anyway, and rolls back the rest. A wrong guess costs time, never correctness.
+
+Words: B requests that draft, k the most drafts of any of them, V the target's vocabulary.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from tokenloom.interfaces.contract import CONTRACT_VERSIONS, PluginChoice, PluginConfig
+from tokenloom.parallel import ParallelContext
+from tokenloom.request import RequestView
+
+__all__ = [
+    "CONTRACT_VERSION",
+    "POLICY_CONTRACT_VERSION",
+    "DraftBatch",
+    "DraftKVGroup",
+    "DraftPolicy",
+    "DraftPolicyConfig",
+    "DraftPolicyContext",
+    "Drafter",
+    "DrafterContext",
+    "DrafterNeeds",
+    "Proposal",
+    "SpecDecodeConfig",
+    "VerifiedDrafts",
+]
+
+CONTRACT_VERSION = CONTRACT_VERSIONS["spec_decode"]
+POLICY_CONTRACT_VERSION = CONTRACT_VERSIONS["spec_decode.policy"]
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterContext:
+    """What a drafter knows when it is built.
+
+    Attributes:
+        vocab_size: V of the target model.
+        hidden_size: size of the target's hidden states.
+        num_layers: decoder layers of the target.
+        max_num_seqs: most requests in one step.
+        max_model_len: longest sequence, in tokens.
+        dtype, device: of the target's hidden states.
+        embed: target's embedding, token ids int64 [n] -> [n, hidden_size].
+        compute_logits: target's head, final hidden states [n, hidden_size] -> logits [n, V].
+        parallel: rank and size.
+    """
+
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    max_num_seqs: int
+    max_model_len: int
+    dtype: torch.dtype
+    device: torch.device
+    embed: TensorFunction
+    compute_logits: TensorFunction
+    parallel: ParallelContext = field(default_factory=ParallelContext)
+
+
+class TensorFunction(ABC):
+    """A function from tensor to tensor that the target lends to its drafter."""
+
+    @abstractmethod
+    def __call__(self, value: torch.Tensor) -> torch.Tensor: ...
+
+
+@dataclass(frozen=True, slots=True)
+class DraftKVGroup:
+    """KV memory of a drafter's own layers; becomes a KV group of the engine, with its own block table and frontier.
+
+    Attributes:
+        num_layers, num_kv_heads, head_dim: shape of those layers.
+        lookahead: how many tokens past t the entry at t depends on (1 for EAGLE and MTP, 0 for a plain draft model); a
+            prefix hit ends that much earlier for this group.
+        window: as in `AttentionLayer.window`.
+    """
+
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    lookahead: int = 0
+    window: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterNeeds:
+    """What a drafter wants from the target's forward pass; nothing by default.
+
+    Attributes:
+        hidden_layers: decoder layers whose output (residual stream) it reads; -1 is the final normed state.
+        kv_groups: KV memory of its own layers.
+    """
+
+    hidden_layers: tuple[int, ...] = ()
+    kv_groups: tuple[DraftKVGroup, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DraftBatch:
+    """The requests to draft for, after this step's verification. Only verified tokens are in here.
+
+    A drafter with hidden_layers and its own kv_groups gets every row of every step (prefill chunks and rows with
+    max_drafts 0 too, or its KV would have holes); any other drafter only rows that want drafts.
+
+    Attributes:
+        request_ids: B ids.
+        token_ids: per request, all its tokens so far, int32 [num_tokens], a read-only view valid in this call. Of a
+            prompt that is not computed to its end, the whole prompt.
+        num_prompt_tokens: per request.
+        max_drafts: per request, most drafts (tree nodes) that make sense; 0 asks for none.
+        chain_only: per request, whether a tree is illegal (its logits constraint moves along one path).
+        first_positions: per request, the position of its first new verified token of this step: where the drafter's own
+            frontier stands if it saw every row so far.
+        hidden_states: per layer of `DrafterNeeds.hidden_layers`, [R, hidden_size]: one row for each new verified token
+            of this step, in sequence order, requests after one another.
+        cu_hidden: int64 [B + 1], host: request b's rows of hidden_states are cu_hidden[b]..cu_hidden[b + 1] - 1.
+    """
+
+    request_ids: Sequence[str]
+    token_ids: Sequence[npt.NDArray[np.int32]]
+    num_prompt_tokens: Sequence[int]
+    max_drafts: Sequence[int]
+    chain_only: Sequence[bool] = ()
+    first_positions: Sequence[int] = ()
+    hidden_states: Mapping[int, torch.Tensor] = field(default_factory=dict)
+    cu_hidden: npt.NDArray[np.int64] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """Drafts for one request.
+
+    Attributes:
+        token_ids: at most max_drafts ids, each in 0..V-1. A chain, or tree nodes in an order where parents come first
+            (so that any prefix of the list is a tree); siblings have distinct tokens.
+        parents: for a tree, per node the index of its parent, -1 for a child of the last verified token; () is a chain.
+        probs: [len(token_ids), V] fp32, the distribution each token was *drawn* from; None when the drafts were chosen
+            deterministically (then they count as one-hot, whatever the drafter's own softmax was).
+    """
+
+    token_ids: tuple[int, ...] = ()
+    parents: tuple[int, ...] = ()
+    probs: torch.Tensor | None = None
+
+
+class SpecDecodeConfig(PluginConfig):
+    """Base of spec_decode Configs. `build` takes a `DrafterContext`."""
+
+    def draft_policy(self) -> PluginChoice | None:
+        """The chosen `spec_decode.policy`: the Config's field `policy`. None means that nothing is ever drafted."""
+        return None
+
+    @abstractmethod
+    def build(self, context: DrafterContext) -> Drafter: ...
+
+
+class Drafter(ABC):
+    """Proposes tokens."""
+
+    @abstractmethod
+    def needs(self) -> DrafterNeeds:
+        """What it wants from the target; fixed from the start."""
+
+    @abstractmethod
+    def propose(self, batch: DraftBatch) -> Sequence[Proposal]:
+        """Proposes for every request of the batch, in its order; an empty Proposal is always legal.
+
+        Called next to the weights, after verification. The result for a request may depend on that request's verified
+        tokens (and on statistics of earlier ones), never on what else is in the batch.
+        """
+
+    @abstractmethod
+    def forget(self, request_ids: Sequence[str]) -> None:
+        """Drops all state of requests that ended or were preempted; unknown ids are ignored."""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftPolicyContext:
+    """What a policy knows when it is built: the tokens per step and requests it may count on."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+
+
+class DraftPolicyConfig(PluginConfig):
+    """Base of policy Configs. `build` takes a `DraftPolicyContext`."""
+
+    @abstractmethod
+    def build(self, context: DraftPolicyContext) -> DraftPolicy: ...
+
+
+@dataclass(frozen=True, slots=True)
+class VerifiedDrafts:
+    """What became of one request's drafts in a step, as the target judged them (before any stop cut the output).
+
+    Attributes:
+        request_id: whose.
+        num_drafts: drafts (nodes) verified.
+        num_accepted_tokens: of them accepted.
+        max_depth: longest path among them; equals num_drafts for a chain.
+    """
+
+    request_id: str
+    num_drafts: int
+    num_accepted_tokens: int
+    max_depth: int
+
+
+class DraftPolicy(ABC):
+    """Decides how many tokens to draft; the sub-kind `spec_decode.policy`. Runs in the core, real or simulated."""
+
+    @abstractmethod
+    def num_drafts(self, request: RequestView, num_running: int) -> int:
+        """Most drafts to propose for `request` after the coming step; 0 switches drafting off for it."""
+
+    @abstractmethod
+    def observe(self, verified: Sequence[VerifiedDrafts], duration_s: float) -> None:
+        """Is told each step's outcome and how long the step took. The only place where the policy's state changes."""
+
+    @abstractmethod
+    def forget(self, request_id: str) -> None:
+        """Drops the state of a request that ended."""

@@ -1,0 +1,113 @@
+"""Ownership of the KV blocks of one page size: every block is in exactly one state, and the counts always add up.
+
+    free -> active -> cached -> free            cached -> active (hit)
+              |  ^---- in_transfer ----^        active -> free (not indexed)
+
+Block 0 is the null block: never allocated, what a table holds where a block has left the window.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import final
+
+__all__ = ["NULL_BLOCK", "BlockPool", "BlockState"]
+
+NULL_BLOCK = 0
+
+
+class BlockState(IntEnum):
+    """Where a block stands. ACTIVE: referenced; CACHED: unreferenced and indexed."""
+
+    NULL = 0
+    FREE = 1
+    ACTIVE = 2
+    CACHED = 3
+    IN_TRANSFER = 4
+
+
+@final
+class BlockPool:
+    """States and reference counts of blocks 0..num_blocks-1. All operations are O(1)."""
+
+    def __init__(self, num_blocks: int) -> None:
+        assert num_blocks >= 2, f"a pool needs the null block and one more, got {num_blocks}"
+        self.num_blocks = num_blocks
+        self._ref_counts = [0] * num_blocks
+        self._states = bytearray([BlockState.FREE]) * num_blocks
+        self._states[NULL_BLOCK] = BlockState.NULL
+        # A stack that hands out low ids first, so that small runs touch little memory.
+        self._free = list(range(num_blocks - 1, 0, -1))
+        self._counts = [0] * len(BlockState)
+        self._counts[BlockState.NULL] = 1
+        self._counts[BlockState.FREE] = num_blocks - 1
+
+    @property
+    def num_usable(self) -> int:
+        """Blocks that requests can hold: all but the null block."""
+        return self.num_blocks - 1
+
+    def count(self, state: BlockState) -> int:
+        """Number of blocks in a state."""
+        return self._counts[state]
+
+    def ref_count(self, block_id: int) -> int:
+        """How many holders a block has."""
+        return self._ref_counts[block_id]
+
+    def state(self, block_id: int) -> BlockState:
+        """State of a block."""
+        return BlockState(self._states[block_id])
+
+    def allocate(self) -> int:
+        """Takes a free block; its reference count becomes 1."""
+        assert self._free, "allocate() on a pool without free blocks"
+        block_id = self._free.pop()
+        self._move(block_id, BlockState.FREE, BlockState.ACTIVE)
+        self._ref_counts[block_id] = 1
+        return block_id
+
+    def acquire(self, block_id: int) -> None:
+        """Adds a holder to an active or cached block."""
+        if self._ref_counts[block_id] == 0:
+            self._move(block_id, BlockState.CACHED, BlockState.ACTIVE)
+        self._ref_counts[block_id] += 1
+
+    def release(self, block_id: int, is_indexed: bool) -> bool:
+        """Takes a holder away; the last one leaves the block cached if it is indexed, else free.
+
+        Returns:
+            Whether that was the last holder.
+        """
+        assert self._ref_counts[block_id] > 0, f"block {block_id} released without a holder"
+        self._ref_counts[block_id] -= 1
+        if self._ref_counts[block_id] > 0:
+            return False
+        self._move(block_id, BlockState.ACTIVE, BlockState.CACHED if is_indexed else BlockState.FREE)
+        if not is_indexed:
+            self._free.append(block_id)
+        return True
+
+    def evict(self, block_id: int) -> None:
+        """Makes a cached block free."""
+        self._move(block_id, BlockState.CACHED, BlockState.FREE)
+        self._free.append(block_id)
+
+    def _move(self, block_id: int, source: BlockState, target: BlockState) -> None:
+        assert self._states[block_id] == source, (
+            f"block {block_id} is {BlockState(self._states[block_id]).name}, expected {source.name}"
+        )
+        self._states[block_id] = target
+        self._counts[source] -= 1
+        self._counts[target] += 1
+
+    def check(self) -> None:
+        """Recounts everything. Raises AssertionError at the first divergence."""
+        for state in BlockState:
+            recount = self._states.count(state)
+            assert recount == self._counts[state], f"{state.name}: counted {self._counts[state]}, found {recount}"
+        assert sum(self._counts) == self.num_blocks, f"counts {self._counts} do not add up to {self.num_blocks}"
+        assert sorted(self._free) == [b for b in range(self.num_blocks) if self._states[b] == BlockState.FREE]
+        for block_id, refs in enumerate(self._ref_counts):
+            is_active = self._states[block_id] == BlockState.ACTIVE
+            assert (refs > 0) == is_active, f"block {block_id}: {refs} holders, {self.state(block_id).name}"

@@ -1,0 +1,113 @@
+"""One page size's memory: the block pool, the prefix index over it and the eviction heap, kept consistent."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import final
+
+from tokenloom.interfaces.cache import BlockKey, PrefixCache, Touch
+from tokenloom.kv.block_pool import NULL_BLOCK, BlockPool, BlockState
+from tokenloom.kv.eviction_heap import EvictionHeap
+from tokenloom.request import Request
+
+__all__ = ["KVPool"]
+
+
+@final
+class KVPool:
+    """Blocks of one page size with their index. Ids given out are held by the caller until released."""
+
+    def __init__(self, num_blocks: int, cache: PrefixCache) -> None:
+        self.blocks = BlockPool(num_blocks)
+        self.cache = cache
+        self._policy = cache.eviction_policy()
+        self._heap = EvictionHeap(self._is_candidate)
+        self._tick = 0
+        self.num_evicted = 0
+
+    @property
+    def num_available(self) -> int:
+        """Blocks that can be allocated: free, or cached and unreferenced."""
+        return self.blocks.count(BlockState.FREE) + self.blocks.count(BlockState.CACHED)
+
+    def next_tick(self) -> None:
+        """Starts a new commit: later touches count as more recent."""
+        self._tick += 1
+
+    def allocate(self, count: int, now_s: float) -> list[int]:
+        """Takes `count` blocks, evicting cached ones as needed. The caller has checked `num_available`."""
+        if self.blocks.count(BlockState.FREE) < count:
+            self._heap.update(self._policy.refresh(now_s))
+        ids: list[int] = []
+        for _ in range(count):
+            if not self.blocks.count(BlockState.FREE):
+                self._evict()
+            ids.append(self.blocks.allocate())
+        return ids
+
+    def acquire(self, block_ids: Sequence[int], request: Request, now_s: float) -> None:
+        """Pins the leading blocks that a request found in the index."""
+        for depth, block_id in enumerate(block_ids):
+            if block_id != NULL_BLOCK:
+                self.blocks.acquire(block_id)
+                self._touch(block_id, depth, request, now_s, is_hit=True)
+
+    def publish(self, keys: Sequence[BlockKey], index: int, block_id: int, request: Request, now_s: float) -> None:
+        """Indexes a computed block that a request holds under keys[index], unless that key is indexed already."""
+        assert self.blocks.state(block_id) is BlockState.ACTIVE, f"block {block_id} published without a holder"
+        if self.cache.insert(keys, index, block_id):
+            self._touch(block_id, index, request, now_s, is_hit=False)
+
+    def release(self, block_ids: Sequence[int], request: Request, now_s: float) -> None:
+        """Gives a request's blocks back, the last ones first."""
+        for depth in range(len(block_ids) - 1, -1, -1):
+            if block_ids[depth] != NULL_BLOCK:
+                self.release_one(block_ids[depth], depth, request, now_s)
+
+    def release_one(self, block_id: int, depth: int, request: Request, now_s: float) -> None:
+        """Gives one block back; it stays cached if it is indexed."""
+        is_indexed = block_id in self.cache
+        if self.blocks.release(block_id, is_indexed) and is_indexed:
+            self._touch(block_id, depth, request, now_s, is_hit=False)
+
+    def _evict(self) -> None:
+        block_id = self._heap.pop()
+        assert block_id is not None, (
+            f"no evictable block although {self.blocks.count(BlockState.CACHED)} are cached and unreferenced"
+        )
+        self._forget(block_id)
+        self.blocks.evict(block_id)
+        self.num_evicted += 1
+
+    def _forget(self, block_id: int) -> None:
+        uncovered = list(self.cache.remove(block_id))
+        self._policy.on_remove(block_id)
+        self._heap.forget(block_id)
+        for other in uncovered:
+            self._heap.offer(other)
+
+    def clear_index(self) -> int:
+        """Evicts every unreferenced cached block; returns how many. Blocks in use stay indexed."""
+        count = self.blocks.count(BlockState.CACHED)
+        for _ in range(count):
+            self._evict()
+        return count
+
+    def _touch(self, block_id: int, depth: int, request: Request, now_s: float, *, is_hit: bool) -> None:
+        touch = Touch(
+            block_id, self._tick, now_s, depth, is_hit, request.retention_priority, request.retention_ttl_s
+        )
+        self._heap.update(self._policy.on_touch(touch))
+
+    def _is_candidate(self, block_id: int) -> bool:
+        return self.blocks.state(block_id) is BlockState.CACHED and self.cache.is_evictable(block_id)
+
+    def check(self) -> None:
+        """Recounts the pool and compares it with the index. Raises AssertionError at the first divergence."""
+        self.blocks.check()
+        for block_id in range(1, self.blocks.num_blocks):
+            if self.blocks.state(block_id) is BlockState.CACHED:
+                assert block_id in self.cache, f"block {block_id} is cached but not indexed"
+            if self.blocks.state(block_id) is BlockState.FREE:
+                assert block_id not in self.cache, f"block {block_id} is free but indexed"
+        assert len(self.cache) <= self.blocks.num_usable, f"index of {len(self.cache)} exceeds the pool"

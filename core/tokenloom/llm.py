@@ -1,0 +1,207 @@
+"""Offline use: `LLM(...).generate(prompts)`, `.chat(messages)`, `.stream(prompt)`. Called from one thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, final
+
+from tokenloom.clock import MonotonicClock
+from tokenloom.compose import ComposedConfig, compose_config
+from tokenloom.engine import Engine
+from tokenloom.engine_builder import build_engine
+from tokenloom.errors import RequestError
+from tokenloom.load_progress import load_progress
+from tokenloom.loader.checkpoint import open_checkpoint
+from tokenloom.loader.sources import resolve_model
+from tokenloom.plugins import Registry
+from tokenloom.request_factory import RequestFactory, RequestTraits
+from tokenloom.results import RequestOutput
+from tokenloom.sampling_params import SamplingParams
+from tokenloom.session import Session, TextStream
+from tokenloom.text.chat_template import ChatTemplate
+from tokenloom.text.tokenizer import Tokenizer, build_tokenizer
+
+__all__ = ["LLM"]
+
+Prompt = str | Sequence[int]
+Messages = Sequence[Mapping[str, Any]]
+
+
+@final
+class LLM:
+    """A model ready to generate.
+
+    Example:
+        >>> from tokenloom import LLM, SamplingParams
+        >>> llm = LLM(scheduler="fcfs", max_num_seqs=8)  # doctest: +SKIP
+        >>> llm.generate("The capital of France is", SamplingParams(temperature=0))[0].outputs[0].text  # doctest: +SKIP
+        ' Paris.'
+    """
+
+    def __init__(
+        self,
+        model: str | None = None,
+        overrides: Sequence[str] = (),
+        *,
+        config_dir: str | Path | None = None,
+        config: ComposedConfig | None = None,
+        registry: Registry | None = None,
+        show_progress: bool | None = None,
+        **keywords: Any,
+    ) -> None:
+        """Composes the configuration, fetches the model if need be, and loads it.
+
+        Args:
+            model: as `model=` on the command line; None is the default model.
+            overrides: strings such as "cache=none" or "scheduler.max_num_seqs=8".
+            config_dir: folder of further config groups.
+            config: a composed configuration instead of all of the above.
+            registry: the plugins to choose from; the installed ones by default.
+            show_progress: progress bars on stderr; None shows them on a terminal only.
+            keywords: Python keywords for the most used keys, e.g. dtype="float32", block_size=32; see
+                `tokenloom.compose.KEYWORDS`.
+
+        Raises:
+            ConfigError, CapabilityError, PluginError, ModelError, OutOfMemoryError: see their docs.
+        """
+        if config is None:
+            given = keywords if model is None else {"model": model, **keywords}
+            folder = None if config_dir is None else Path(config_dir)
+            config = compose_config(overrides, config_dir=folder, keywords=given, registry=registry)
+        self.config = config
+        settings = config.engine.model
+        clock = MonotonicClock()
+        with load_progress(show_progress) as (progress, is_shown):
+            path = resolve_model(settings.source, revision=settings.revision, progress=is_shown)
+            checkpoint = open_checkpoint(path)
+            try:
+                self.model_path = path
+                self.tokenizer: Tokenizer = build_tokenizer(checkpoint.tokenizer_source(), checkpoint.config.vocab_size)
+            finally:
+                checkpoint.close()
+            self.engine: Engine = build_engine(config.engine, registry=registry, clock=clock, progress=progress)
+        eos_token_ids = tuple(dict.fromkeys((*self.engine.facts.eos_token_ids, *self.tokenizer.eos_token_ids)))
+        self._clock = clock
+        self._factory = RequestFactory(self.engine.limits, eos_token_ids, config.engine.engine.seed, clock)
+        self._session = Session(self.engine, self.tokenizer)
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        traits: RequestTraits | Sequence[RequestTraits] | None = None,
+        on_step: Callable[[], None] | None = None,
+    ) -> list[RequestOutput]:
+        """Completes prompts, all of them in one batch.
+
+        Args:
+            prompts: one prompt (text or token ids) or a list of them.
+            params: for all prompts, or one each; SamplingParams() by default.
+            traits: priority, tenant, SLOs and the like, for all prompts or one each.
+            on_step: called after every step, e.g. to show progress.
+
+        Returns:
+            One output for each prompt, in order. A request that failed alone has finish_reason "error".
+
+        Raises:
+            RequestError: a prompt or parameter can never run; then nothing was started.
+        """
+        items = _as_prompts(prompts)
+        all_params = _one_each(params, SamplingParams(), len(items), "params")
+        all_traits = _one_each(traits, RequestTraits(), len(items), "traits")
+        encoded = [(item if isinstance(item, str) else None, self._encode(item)) for item in items]
+        groups = [self._factory.make(ids, p, t) for (_, ids), p, t in zip(encoded, all_params, all_traits, strict=True)]
+        requests = [request for group in groups for request in group]
+        choices = self._session.start(requests)
+        try:
+            while not all(choice.is_finished for choice in choices):
+                self._session.pump()
+                if on_step is not None:
+                    on_step()
+        finally:
+            self._session.drop(requests)
+        done = iter(choices)
+        return [
+            RequestOutput(text, ids, [next(done).completion() for _ in group], group[0].num_cached_tokens)
+            for (text, ids), group in zip(encoded, groups, strict=True)
+        ]
+
+    def chat(
+        self,
+        messages: Messages | Sequence[Messages],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        chat_template: str | None = None,
+        **variables: Any,
+    ) -> list[RequestOutput]:
+        """Answers conversations.
+
+        Args:
+            messages: one conversation (a list of {"role", "content"}) or a list of them.
+            params: as in `generate`.
+            chat_template: Jinja source instead of the model's own.
+            variables: further variables that the template reads.
+
+        Raises:
+            RequestError: as in `generate`, and for messages that the template cannot render.
+        """
+        is_single = not messages or isinstance(messages[0], Mapping)
+        conversations = [messages] if is_single else messages
+        template = ChatTemplate.for_tokenizer(self.tokenizer, chat_template)
+        return self.generate([template.encode_chat(self.tokenizer, c, **variables) for c in conversations], params)
+
+    def stream(
+        self, prompt: Prompt | Messages, params: SamplingParams | None = None, *, chat_template: str | None = None
+    ) -> TextStream:
+        """Completes one prompt, or answers one conversation, piece by piece.
+
+        The request starts at once; closing the stream aborts it. Pieces of several choices interleave.
+        """
+        if not isinstance(prompt, str) and prompt and isinstance(prompt[0], Mapping):
+            template = ChatTemplate.for_tokenizer(self.tokenizer, chat_template)
+            ids = template.encode_chat(self.tokenizer, prompt)
+        else:
+            ids = self._encode(prompt)  # type: ignore[arg-type]
+        return TextStream(self._session, self._factory.make(ids, params or SamplingParams()))
+
+    def close(self) -> None:
+        """Frees the model; idempotent. Also done at the end of a `with` block."""
+        self.engine.close()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _encode(self, prompt: Prompt) -> list[int]:
+        if isinstance(prompt, str):
+            return self.tokenizer.encode(prompt)
+        ids = list(prompt)
+        if not all(isinstance(token_id, int) and not isinstance(token_id, bool) for token_id in ids):
+            raise RequestError(f"a prompt is a string or a list of token ids, got {prompt!r:.80}", "prompt")
+        return ids
+
+
+def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    if isinstance(prompts, str):
+        return [prompts]
+    items = list(prompts)
+    if items and all(isinstance(item, int) for item in items):
+        return [items]  # type: ignore[list-item]
+    return items  # type: ignore[return-value]
+
+
+def _one_each(given: Any, default: Any, count: int, name: str) -> list[Any]:
+    if given is None:
+        return [default] * count
+    if not isinstance(given, Sequence):
+        return [given] * count
+    if len(given) != count:
+        raise RequestError(f"{name} has {len(given)} entries for {count} prompts; give one for all, or one each", name)
+    return list(given)

@@ -1,0 +1,1 @@
+"""From a model source to named tensors: sources, file formats, and the `Checkpoint` that hides which one it was."""

@@ -1,0 +1,95 @@
+"""Typed reading of a checkpoint's key-value data (GGUF metadata, config.json); errors name file and key."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NoReturn, final
+
+from tokenloom.errors import ModelError, did_you_mean
+
+__all__ = ["MAX_LAYERS", "Fields"]
+
+MAX_LAYERS = 4096
+"""No model comes near; a damaged count beyond it is refused before anything is sized by it."""
+
+_MAX_INTEGER = 2**31 - 1
+
+
+@final
+class Fields:
+    """Values of one mapping by key. A null value counts as absent, as config.json files mean it.
+
+    A getter without `default` requires the key; with one, an absent key gives the default. A value of another type
+    is always a ModelError, never converted.
+    """
+
+    def __init__(self, values: Mapping[str, Any], path: Path) -> None:
+        self.path = path
+        self._values = values
+
+    def has(self, key: str) -> bool:
+        return self._values.get(key) is not None
+
+    def integer(self, key: str, default: int | None = None, *, minimum: int = 1, maximum: int = _MAX_INTEGER) -> int:
+        value = self._get(key, default)
+        if not isinstance(value, int) or isinstance(value, bool) or not minimum <= value <= maximum:
+            self._refuse(key, f"an integer from {minimum} to {maximum}", value)
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        value = self._get(key, default)
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            self._refuse(key, "a number", value)
+        return float(value)
+
+    def text(self, key: str, default: str | None = None) -> str:
+        value = self._get(key, default)
+        if not isinstance(value, str):
+            self._refuse(key, "a string", value)
+        return value
+
+    def flag(self, key: str, default: bool | None = None) -> bool:
+        value = self._get(key, default)
+        if not isinstance(value, bool):
+            self._refuse(key, "true or false", value)
+        return value
+
+    def group(self, key: str) -> Fields | None:
+        """A nested mapping, or None where the key is absent."""
+        value = self._values.get(key)
+        if value is None:
+            return None
+        if not isinstance(value, dict):
+            self._refuse(key, "an object", value)
+        return Fields(value, self.path)
+
+    def token_ids(self, key: str) -> tuple[int, ...]:
+        """One token id or a list of them; empty where the key is absent. Negative ids mean "none" and are left out."""
+        value = self._values.get(key)
+        ids = [] if value is None else value if isinstance(value, list) else [value]
+        if not all(isinstance(token_id, int) and not isinstance(token_id, bool) for token_id in ids):
+            self._refuse(key, "a token id or a list of token ids", value)
+        return tuple(token_id for token_id in ids if token_id >= 0)
+
+    def uniform_integer(self, key: str, default: int | None = None) -> int:
+        """An integer that may also be written once per layer, as long as every layer has the same."""
+        value = self._get(key, default)
+        if isinstance(value, list):
+            if len(set(value)) != 1:
+                raise ModelError(
+                    f"{self.path}: {key!r} differs between layers ({value[:8]}...), which is not supported"
+                )
+            value = value[0]
+        return Fields({key: value}, self.path).integer(key)
+
+    def _get(self, key: str, default: Any) -> Any:
+        value = self._values.get(key)
+        if value is not None:
+            return value
+        if default is None:
+            raise ModelError(f"{self.path} lacks the key {key!r}.{did_you_mean(key, self._values)}")
+        return default
+
+    def _refuse(self, key: str, expected: str, value: Any) -> NoReturn:
+        raise ModelError(f"{self.path}: {key!r} must be {expected}, got {str(value)[:80]!r}")

@@ -1,0 +1,1 @@
+"""Decoder models in plain PyTorch, and the config that describes one."""

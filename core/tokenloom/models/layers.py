@@ -1,0 +1,188 @@
+"""The layers that models are made of, and the factory that decides how each one's weights are stored."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal, final
+
+import torch
+
+from tokenloom.interfaces.quant import EmbeddingWeights, LayerSpec, LinearWeights, Quantizer, Shard
+from tokenloom.models.dense_weights import DenseEmbedding, DenseLinear
+from tokenloom.models.load_targets import LoadTarget, WeightsTarget
+from tokenloom.models.skip_list import SkipList
+from tokenloom.ops.table import OpTable
+from tokenloom.parallel import ParallelContext
+
+__all__ = ["Embedding", "LayerFactory", "Linear", "RmsNorm"]
+
+
+@final
+class Linear:
+    """A linear layer, possibly several of the checkpoint's fused into one.
+
+    Attributes:
+        spec: its name and sizes.
+        weights: its storage, dense or a quantizer's.
+        apply: x [M, K] -> [M, N], activation dtype; the method of `weights`, so that a call costs nothing extra.
+    """
+
+    def __init__(self, spec: LayerSpec, weights: LinearWeights) -> None:
+        self.spec = spec
+        self.weights = weights
+        self.apply = weights.apply
+
+
+@final
+class Embedding:
+    """Token embedding and, where it is tied, the output head.
+
+    Attributes:
+        spec, weights: as in `Linear`.
+        lookup: int64 [M] -> [M, hidden size], activation dtype.
+        apply: the head: [M, hidden size] -> [M, vocabulary].
+    """
+
+    def __init__(self, spec: LayerSpec, weights: EmbeddingWeights) -> None:
+        self.spec = spec
+        self.weights = weights
+        self.lookup = weights.lookup
+        self.apply = weights.apply
+
+
+@final
+class RmsNorm(LoadTarget):
+    """RMS norm with a weight [H]; `add` also adds its input to the residual stream."""
+
+    def __init__(
+        self, name: str, size: int, eps: float, ops: OpTable, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self._name = name
+        self._tensor_name = f"{name}.weight"
+        self._size = size
+        self._eps = eps
+        self._ops = ops
+        self._dtype = dtype
+        self._device = device
+        self._weight = torch.empty(0)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """[T, H] -> [T, H]."""
+        return self._ops.rms_norm(x, self._weight, self._eps)
+
+    def add(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns (norm of x + residual, x + residual); the sum is written into `residual`."""
+        return self._ops.add_rms_norm(x, residual, self._weight, self._eps)
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        return (self._name,)
+
+    def required(self) -> tuple[str, ...]:
+        return (self._tensor_name,)
+
+    def accepts(self, name: str) -> bool:
+        return name == self._tensor_name
+
+    def shape(self, name: str) -> tuple[int, ...] | None:
+        assert name == self._tensor_name, f"{self._name} was given {name}"
+        return (self._size,)
+
+    @property
+    def load_dtype(self) -> torch.dtype | None:
+        return self._dtype
+
+    def load(self, name: str, tensor: torch.Tensor) -> None:
+        assert name == self._tensor_name, f"{self._name} was given {name}"
+        self._weight = tensor.to(device=self._device, dtype=self._dtype)
+
+    def finalize(self) -> None:
+        assert self._weight.numel() == self._size, f"{self._name} was not loaded"
+
+    @property
+    def num_bytes(self) -> int:
+        return self._weight.nbytes
+
+
+@final
+class LayerFactory:
+    """Makes a model's layers; `targets` holds the loading side of each, in the order of making.
+
+    Args:
+        quantizer: stores the layers that it covers, skipped ones excepted.
+        skip: layers that stay dense whatever the quantizer says.
+        dtype: activation dtype, and the dtype of dense weights.
+        device: where weights live.
+        parallel: handed on to every layer.
+        ops: fused operations for `device`.
+    """
+
+    def __init__(
+        self,
+        quantizer: Quantizer,
+        skip: SkipList,
+        dtype: torch.dtype,
+        device: torch.device,
+        parallel: ParallelContext,
+        ops: OpTable,
+    ) -> None:
+        self._quantizer = quantizer
+        self._skip = skip
+        self._parallel = parallel
+        self.dtype = dtype
+        self.device = device
+        self.ops = ops
+        self.targets: list[LoadTarget] = []
+
+    def linear(
+        self,
+        name: str,
+        in_features: int,
+        shards: Mapping[str, int],
+        *,
+        has_bias: bool = False,
+        axis: Literal["output", "input"] | None = None,
+    ) -> Linear:
+        """A linear layer from one or more of the checkpoint's: `shards` gives their names and output features."""
+        spec = LayerSpec(
+            name=name,
+            kind="linear",
+            in_features=in_features,
+            out_features=sum(shards.values()),
+            shards=tuple(Shard(shard, size) for shard, size in shards.items()),
+            has_bias=has_bias,
+            axis=axis,
+            parallel=self._parallel,
+        )
+        weights = self._quantizer.create_linear(spec) if self._is_quantized(spec) else None
+        dense_dtype = None if weights is not None else self.dtype
+        weights = weights or DenseLinear(spec, self.dtype, self.device, self.ops)
+        self.targets.append(WeightsTarget(spec, weights, dense_dtype))
+        return Linear(spec, weights)
+
+    def embedding(self, name: str, num_rows: int, size: int, *, tied: bool) -> Embedding:
+        """A table of `num_rows` vectors; `tied` makes it the output head as well."""
+        spec = LayerSpec(
+            name=name,
+            kind="embedding",
+            in_features=size,
+            out_features=num_rows,
+            shards=(Shard(name.rpartition(".")[2], num_rows),),
+            axis="output",
+            parallel=self._parallel,
+            tied=tied,
+        )
+        weights = self._quantizer.create_embedding(spec) if self._is_quantized(spec) else None
+        dense_dtype = None if weights is not None else self.dtype
+        weights = weights or DenseEmbedding(spec, self.dtype, self.device, self.ops)
+        self.targets.append(WeightsTarget(spec, weights, dense_dtype))
+        return Embedding(spec, weights)
+
+    def norm(self, name: str, size: int, eps: float) -> RmsNorm:
+        """An RMS norm; never quantized."""
+        norm = RmsNorm(name, size, eps, self.ops, self.dtype, self.device)
+        self.targets.append(norm)
+        return norm
+
+    def _is_quantized(self, spec: LayerSpec) -> bool:
+        return not self._skip.names(spec) and self._quantizer.covers(spec)

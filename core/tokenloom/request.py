@@ -1,0 +1,144 @@
+"""One request: what was asked, and how far it is. `RequestView` is the read-only face that policies see."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Protocol
+
+from tokenloom.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from tokenloom.interfaces.logits import LogitsConstraint
+
+__all__ = ["FinishReason", "Request", "RequestStatus", "RequestView"]
+
+
+class RequestStatus(StrEnum):
+    """Where a request stands. PREEMPTED requests wait again, at their arrival's place."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    PREEMPTED = "preempted"
+    FINISHED = "finished"
+
+
+class FinishReason(StrEnum):
+    """Why a request ended: a stop token or string, a length limit, an abort, or an error of its own."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+class RequestView(Protocol):
+    """What a policy may read of a request. All counts are tokens, all times seconds."""
+
+    @property
+    def request_id(self) -> str: ...
+    @property
+    def status(self) -> RequestStatus: ...
+    @property
+    def arrival_time_s(self) -> float: ...
+    @property
+    def priority(self) -> int: ...
+    @property
+    def tenant(self) -> str: ...
+    @property
+    def ttft_slo_s(self) -> float | None: ...
+    @property
+    def tpot_slo_s(self) -> float | None: ...
+    @property
+    def first_token_time_s(self) -> float | None: ...
+    @property
+    def num_prompt_tokens(self) -> int: ...
+    @property
+    def num_output_tokens(self) -> int: ...
+    @property
+    def num_tokens(self) -> int: ...
+    @property
+    def num_drafts(self) -> int: ...
+    @property
+    def num_computed_tokens(self) -> int: ...
+    @property
+    def num_inflight_tokens(self) -> int: ...
+    @property
+    def num_placeholder_tokens(self) -> int: ...
+    @property
+    def num_cached_tokens(self) -> int: ...
+    @property
+    def num_preemptions(self) -> int: ...
+    @property
+    def max_total_tokens(self) -> int: ...
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """A request and its progress. Only the engine's commit writes to the fields below the line.
+
+    `num_computed_tokens` counts tokens whose KV has landed; `num_inflight_tokens` those of steps launched but not
+    landed; `num_placeholder_tokens` those that steps in flight will yield and whose ids are not known yet (0 at depth
+    1). A step is due while
+    num_tokens + num_placeholder_tokens + num_drafts > num_computed_tokens + num_inflight_tokens.
+    """
+
+    request_id: str
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    seed: int
+    """Seed of the noise that this request samples with."""
+    max_total_tokens: int
+    """Prompt and output together never exceed this: the least of the model's, the pool's and the request's limit."""
+    choice_index: int = 0
+    arrival_time_s: float = 0.0
+    priority: int = 0
+    tenant: str = ""
+    cache_salt: str = ""
+    stop_token_ids: frozenset[int] = frozenset()
+    """Token ids that end the request, end-of-sequence ids included unless ignored."""
+    ttft_slo_s: float | None = None
+    tpot_slo_s: float | None = None
+    retention_priority: int = 0
+    retention_ttl_s: float | None = None
+    constraint: LogitsConstraint | None = None
+
+    # ---- progress ----
+    status: RequestStatus = RequestStatus.WAITING
+    output_token_ids: list[int] = field(default_factory=list)
+    draft_token_ids: list[int] = field(default_factory=list)
+    draft_parents: list[int] = field(default_factory=list)
+    num_computed_tokens: int = 0
+    num_inflight_tokens: int = 0
+    num_placeholder_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_preemptions: int = 0
+    num_recomputed_tokens: int = 0
+    max_computed_tokens: int = 0
+    """Highest frontier ever reached; positions below it that run again count as recomputed."""
+    first_scheduled_time_s: float | None = None
+    first_token_time_s: float | None = None
+    finish_time_s: float | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    error: str | None = None
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.prompt_token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.output_token_ids)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.prompt_token_ids) + len(self.output_token_ids)
+
+    @property
+    def num_drafts(self) -> int:
+        return len(self.draft_token_ids)
+
+    @property
+    def is_finished(self) -> bool:
+        return self.status is RequestStatus.FINISHED

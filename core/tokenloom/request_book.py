@@ -1,0 +1,114 @@
+"""Every live request and where it stands: the only place where one changes state and its memory changes hands."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import final
+
+from tokenloom.clock import Clock
+from tokenloom.engine_output import EngineStats
+from tokenloom.errors import RequestError
+from tokenloom.interfaces.scheduler import Scheduler
+from tokenloom.interfaces.scheduler_events import RequestArrived, RequestFinished, RequestPreempted
+from tokenloom.kv.manager import KVManager
+from tokenloom.request import FinishReason, Request, RequestStatus
+from tokenloom.request_queue import RequestQueue
+
+__all__ = ["RequestBook"]
+
+
+@final
+class RequestBook:
+    """Waiting and running requests.
+
+    waiting --admit--> running --finish--> gone
+       ^                  |
+       +-----preempt------+        (finish also from waiting)
+    """
+
+    def __init__(self, kv: KVManager, scheduler: Scheduler, clock: Clock, stats: EngineStats) -> None:
+        self._kv = kv
+        self._scheduler = scheduler
+        self._clock = clock
+        self._stats = stats
+        self._requests: dict[str, Request] = {}
+        self._running: dict[str, Request] = {}
+        self._removed: list[str] = []
+        self.waiting = RequestQueue()
+
+    @property
+    def requests(self) -> Mapping[str, Request]:
+        """All live requests by id."""
+        return self._requests
+
+    @property
+    def running(self) -> tuple[Request, ...]:
+        """Requests that hold a slot, in order of admission."""
+        return tuple(self._running.values())
+
+    @property
+    def num_running(self) -> int:
+        """Number of running requests."""
+        return len(self._running)
+
+    def is_running(self, request_id: str) -> bool:
+        """Whether a request holds a slot."""
+        return request_id in self._running
+
+    def take_removed(self) -> tuple[str, ...]:
+        """Ids that ended or were preempted since the last call: what the executor must forget."""
+        removed = tuple(self._removed)
+        self._removed.clear()
+        return removed
+
+    def add(self, request: Request) -> None:
+        """Takes a new request in. Raises RequestError when its id is in use."""
+        if request.request_id in self._requests:
+            raise RequestError(f"request_id {request.request_id!r} is in use; choose another one", "request_id")
+        self._requests[request.request_id] = request
+        self.waiting.add(request)
+        self._stats.num_prompt_tokens += request.num_prompt_tokens
+        self._scheduler.observe(RequestArrived(self._clock.now(), request))
+
+    def admit(self, request: Request) -> None:
+        """Gives a waiting request a slot, and pins the cached blocks that it finds."""
+        match = self._kv.match(request)
+        self._kv.admit(request, match)
+        self.waiting.remove(request)
+        self._running[request.request_id] = request
+        request.status = RequestStatus.RUNNING
+        request.num_computed_tokens = match.num_tokens
+        if request.first_scheduled_time_s is None:
+            request.first_scheduled_time_s = self._clock.now()
+            request.num_cached_tokens = min(match.num_tokens, request.num_prompt_tokens)
+            self._stats.num_cached_tokens += request.num_cached_tokens
+
+    def preempt(self, request: Request) -> None:
+        """Takes a running request's slot and memory; it waits again, to be computed anew."""
+        self._kv.release(request, is_final=False)
+        del self._running[request.request_id]
+        self._removed.append(request.request_id)
+        request.status = RequestStatus.PREEMPTED
+        request.num_computed_tokens = 0
+        request.num_inflight_tokens = 0
+        request.draft_token_ids = []
+        request.draft_parents = []
+        request.num_preemptions += 1
+        self._stats.num_preemptions += 1
+        self.waiting.add(request)
+        self._scheduler.observe(RequestPreempted(self._clock.now(), request))
+
+    def finish(self, request: Request, reason: FinishReason) -> None:
+        """Ends a request, wherever it stands, and frees its memory."""
+        self._kv.release(request, is_final=True)
+        if self._running.pop(request.request_id, None) is None:
+            self.waiting.remove(request)
+        else:
+            self._removed.append(request.request_id)
+        self.waiting.forget(request.request_id)
+        del self._requests[request.request_id]
+        request.status = RequestStatus.FINISHED
+        request.finish_reason = reason
+        request.finish_time_s = self._clock.now()
+        self._stats.num_finished += 1
+        self._scheduler.observe(RequestFinished(request.finish_time_s, request, reason))

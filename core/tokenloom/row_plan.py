@@ -1,0 +1,55 @@
+"""From a granted count to the executor's row plan."""
+
+from __future__ import annotations
+
+from tokenloom.batch import BlockTableUpdate, NewRow, RowPlan
+from tokenloom.kv.manager import KVManager
+from tokenloom.request import Request
+
+__all__ = ["build_row"]
+
+
+def build_row(request: Request, num_tokens: int, kv: KVManager, *, is_new: bool, max_drafts: int) -> RowPlan:
+    """Allocates a request's blocks for a step and says what the executor has to do.
+
+    Args:
+        request: running; its frontier is where the step starts.
+        num_tokens: granted count; what exceeds the request's own tokens verifies drafts.
+        kv: gives the blocks.
+        is_new: whether the executor does not know the request.
+        max_drafts: most drafts to propose after the step, if it samples.
+    """
+    start = request.num_computed_tokens
+    num_own = request.num_tokens - start
+    num_drafts = max(0, num_tokens - num_own)
+    samples = num_tokens >= num_own
+    updates = kv.grow(request, start + num_tokens)
+    if is_new:
+        # The executor has no table yet: all of it is new, but for the null blocks of a window.
+        updates = tuple(
+            BlockTableUpdate(update.num_null_blocks, update.num_null_blocks, tuple(table[update.num_null_blocks :]))
+            for update, table in zip(updates, kv.tables(request.request_id), strict=True)
+        )
+    return RowPlan(
+        request_id=request.request_id,
+        num_computed_tokens=start,
+        num_scheduled_tokens=num_tokens,
+        draft_token_ids=tuple(request.draft_token_ids[:num_drafts]),
+        draft_parents=tuple(request.draft_parents[:num_drafts]),
+        block_updates=updates,
+        samples=samples,
+        max_drafts=max_drafts if samples else 0,
+        new=_new_row(request) if is_new else None,
+    )
+
+
+def _new_row(request: Request) -> NewRow:
+    return NewRow(
+        token_ids=request.prompt_token_ids + request.output_token_ids,
+        num_prompt_tokens=request.num_prompt_tokens,
+        params=request.params,
+        seed=request.seed,
+        choice_index=request.choice_index,
+        forbidden_stop_ids=tuple(sorted(request.stop_token_ids)),
+        constraint=request.constraint,
+    )

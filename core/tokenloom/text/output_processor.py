@@ -1,0 +1,119 @@
+"""From engine outputs to text: detokenizes each request's new tokens and ends requests at their stop strings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import final
+
+from tokenloom.batch import TokenLogprobs
+from tokenloom.engine_output import EngineOutput, RequestTimes
+from tokenloom.request import FinishReason, Request
+from tokenloom.text.detokenizer import IncrementalDetokenizer
+from tokenloom.text.tokenizer import Tokenizer
+
+__all__ = ["ChoiceDelta", "OutputProcessor"]
+
+Truncate = Callable[[str, int, str], EngineOutput | None]
+"""`Engine.truncate`: (request_id, number of output tokens to keep, stop string)."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceDelta:
+    """What one step adds to one choice; fields as in `EngineOutput`, with the text that may be shown now."""
+
+    request_id: str
+    text: str
+    token_ids: list[int]
+    logprobs: tuple[TokenLogprobs, ...]
+    finish_reason: FinishReason | None
+    stop_reason: int | str | None
+    num_cached_tokens: int
+    error: str | None
+    landed_s: float
+    times: RequestTimes
+
+
+@dataclass(slots=True)
+class _Choice:
+    detokenizer: IncrementalDetokenizer
+    includes_stop: bool
+    num_tokens: int = 0
+
+
+@final
+class OutputProcessor:
+    """Holds a detokenizer for each live request."""
+
+    def __init__(self, tokenizer: Tokenizer, truncate: Truncate) -> None:
+        self._tokenizer = tokenizer
+        self._truncate = truncate
+        self._choices: dict[str, _Choice] = {}
+
+    def add(self, request: Request) -> None:
+        """Starts the text of a request."""
+        params = request.params
+        detokenizer = IncrementalDetokenizer(
+            self._tokenizer,
+            tuple(params.stop),
+            include_stop_str=params.include_stop_str_in_output,
+            skip_special_tokens=params.skip_special_tokens,
+            min_tokens=params.min_tokens,
+        )
+        self._choices[request.request_id] = _Choice(detokenizer, params.include_stop_str_in_output)
+
+    def process(self, outputs: Sequence[EngineOutput]) -> list[ChoiceDelta]:
+        """Turns the outputs of one step into deltas; must see every output of its requests, in order."""
+        return [self._process(output) for output in outputs]
+
+    def forget(self, request_id: str) -> None:
+        """Drops the text of an aborted request; unknown ids are ignored."""
+        self._choices.pop(request_id, None)
+
+    def _process(self, output: EngineOutput) -> ChoiceDelta:
+        choice = self._choices[output.request_id]
+        is_token_stop = output.finish_reason is FinishReason.STOP and isinstance(output.stop_reason, int)
+        # The token that ended the request is part of the ids, but of the text only if that was asked for.
+        shown_ids = output.token_ids[:-1] if is_token_stop and not choice.includes_stop else output.token_ids
+        delta = choice.detokenizer.push(shown_ids)
+        if delta.stop is not None:
+            return self._stop(output, delta.text, delta.stop, delta.num_tokens - choice.num_tokens)
+        choice.num_tokens += len(output.token_ids)
+        text = delta.text
+        if output.finish_reason is not None:
+            end = choice.detokenizer.finish()
+            text += end.text
+            del self._choices[output.request_id]
+        return _delta(output, text)
+
+    def _stop(self, output: EngineOutput, text: str, stop: str, num_kept: int) -> ChoiceDelta:
+        """Ends a request at a stop string that lies in the num_kept-th of its new tokens."""
+        choice = self._choices.pop(output.request_id)
+        last = self._truncate(output.request_id, choice.num_tokens + num_kept, stop)
+        return ChoiceDelta(
+            request_id=output.request_id,
+            text=text,
+            token_ids=output.token_ids[:num_kept],
+            logprobs=output.logprobs[:num_kept],
+            finish_reason=FinishReason.STOP,
+            stop_reason=stop,
+            num_cached_tokens=output.num_cached_tokens,
+            error=None,
+            landed_s=output.landed_s,
+            times=output.times if last is None else last.times,
+        )
+
+
+def _delta(output: EngineOutput, text: str) -> ChoiceDelta:
+    return ChoiceDelta(
+        request_id=output.request_id,
+        text=text,
+        token_ids=output.token_ids,
+        logprobs=output.logprobs,
+        finish_reason=output.finish_reason,
+        stop_reason=output.stop_reason,
+        num_cached_tokens=output.num_cached_tokens,
+        error=output.error,
+        landed_s=output.landed_s,
+        times=output.times,
+    )

@@ -1,0 +1,70 @@
+"""Logprobs: the model's raw distribution, only for rows that ask, each with its own number of top tokens."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tokenloom.sampling import SamplingBatch, SamplingRow, raw_logprobs, sample
+from tokenloom.sampling_params import SamplingParams
+
+
+def test_values_are_the_log_softmax_of_the_unprocessed_logits() -> None:
+    logits = torch.randn(3, 300, generator=torch.Generator().manual_seed(0)) * 3
+    rows = [
+        SamplingRow(SamplingParams(temperature=0.3, top_k=5, logprobs=4, min_tokens=1), 1, forbidden_stop_ids=(8,)),
+        SamplingRow(SamplingParams(temperature=0), 2),
+        SamplingRow(SamplingParams(temperature=0, logprobs=0), 3),
+    ]
+    result = sample(logits, SamplingBatch.build(rows, 300))
+    assert result.logprobs is not None
+    found = result.logprobs.to_host()
+    assert list(found) == [0, 2]
+    expected = logits.log_softmax(dim=-1)
+    for row in (0, 2):
+        token_id = int(result.token_ids[row])
+        assert found[row].token_id == token_id
+        assert found[row].logprob == float(expected[row, token_id])
+    best = expected[0].topk(4)
+    assert found[0].top == tuple(zip(best.indices.tolist(), best.values.tolist()))
+    assert found[2].top == ()
+
+
+def test_rows_may_ask_for_different_numbers_and_more_than_there_are() -> None:
+    logits = torch.tensor([[0.0, 1.0, 2.0]]).repeat(3, 1)
+    rows = [SamplingRow(SamplingParams(temperature=0, logprobs=count), 0) for count in (1, 20, 2)]
+    result = sample(logits, SamplingBatch.build(rows, 3))
+    assert result.logprobs is not None
+    tops = [[token_id for token_id, _ in entry.top] for entry in result.logprobs.to_host().values()]
+    assert tops == [[2], [2, 1, 0], [2, 1]]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_row_alone_equals_the_row_in_a_batch(dtype: torch.dtype) -> None:
+    logits = torch.randn(8, 5000, generator=torch.Generator().manual_seed(1)).to(dtype)
+    rows = [SamplingRow(SamplingParams(logprobs=count), seed=count) for count in range(8)]
+    together = sample(logits, SamplingBatch.build(rows, 5000)).logprobs
+    assert together is not None
+    for index, row in enumerate(rows):
+        alone = sample(logits[index : index + 1], SamplingBatch.build([row], 5000)).logprobs
+        assert alone is not None
+        assert alone.to_host()[0] == together.to_host()[index]
+
+
+def test_equal_probabilities_are_listed_by_lowest_id() -> None:
+    batch = SamplingBatch.build([SamplingRow(SamplingParams(temperature=0, logprobs=5), 0)], 400)
+    result = sample(torch.zeros(1, 400), batch)
+    assert result.logprobs is not None
+    assert [token_id for token_id, _ in result.logprobs.to_host()[0].top] == [0, 1, 2, 3, 4]
+
+
+def test_logprobs_of_tokens_that_verification_emitted() -> None:
+    logits = torch.tensor([[0.0, 1.0, 2.0]])
+    batch = SamplingBatch.build([SamplingRow(SamplingParams(logprobs=0), 0)], 3)
+    found = raw_logprobs(logits, torch.tensor([1]), batch.groups)
+    assert found is not None
+    assert found.to_host()[0].logprob == float(logits.log_softmax(dim=-1)[0, 1])
+
+
+def test_nothing_is_computed_if_no_row_asks() -> None:
+    batch = SamplingBatch.build([SamplingRow(SamplingParams(), 0)], 3)
+    assert raw_logprobs(torch.zeros(1, 3), torch.tensor([1]), batch.groups) is None

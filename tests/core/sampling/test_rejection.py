@@ -1,0 +1,233 @@
+"""Classical rejection sampling: exact in distribution for sampled and one-hot drafts, greedy rows, and broken input."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from tokenloom.sampling import SamplingBatch, SamplingRow, sample, target_probs, verify_rejection
+from tokenloom.sampling.noise import Purpose, uniform_noise
+from tokenloom.sampling_params import SamplingParams
+from torch import Tensor
+
+VOCAB = 8
+TRIALS = 200_000
+
+
+def random_logits(seed: int) -> Tensor:
+    """[VOCAB, VOCAB]: the logits after each token, mild enough that every pair of tokens is seen."""
+    return torch.randn(VOCAB, VOCAB, generator=torch.Generator().manual_seed(seed)) * 0.7
+
+
+def keys(num_requests: int, num_rows_each: int, seed: int = 9) -> SamplingBatch:
+    """Rows of independent requests: request i uses the positions from 100 i on."""
+    row = SamplingRow(SamplingParams(), seed=seed)
+    offsets = [100 * request + i for request in range(num_requests) for i in range(num_rows_each)]
+    return SamplingBatch.build([row], VOCAB).select([0] * len(offsets), offsets)
+
+
+def draw(probs: Tensor, seed: int) -> Tensor:
+    """One token a row, by torch's own generator and the inverse of the cumulated probabilities."""
+    u = torch.rand(len(probs), 1, generator=torch.Generator().manual_seed(seed))
+    return (probs.cumsum(dim=-1) < u).sum(dim=-1).clamp(max=probs.shape[1] - 1)
+
+
+def first_two_tokens(target: Tensor, draft: Tensor | None, num_drafts: int, with_target_noise: bool = False) -> Tensor:
+    """Runs TRIALS requests from token 0 and returns 8 * first + second token of each.
+
+    Args:
+        target: probabilities of the target after each token, [VOCAB, VOCAB].
+        draft: those of the drafter, which draws from them; None drafts by a fixed rule.
+        num_drafts: k.
+        with_target_noise: the drafter uses the target's own noise for each position.
+    """
+    rows_each = num_drafts + 1
+    batch = keys(TRIALS, rows_each)
+    tokens = torch.zeros(TRIALS, rows_each, dtype=torch.int64)  # column 0 is the last verified token
+    for i in range(num_drafts):
+        if draft is None:
+            tokens[:, i + 1] = (tokens[:, i] * 3 + 1 + torch.arange(TRIALS)) % VOCAB
+        elif with_target_noise:
+            step = batch.select(list(range(i, TRIALS * rows_each, rows_each)), [0] * TRIALS)
+            tokens[:, i + 1] = sample(draft.log()[tokens[:, i]], step).token_ids
+        else:
+            tokens[:, i + 1] = draw(draft[tokens[:, i]], seed=100 + i)
+    result = verify_rejection(
+        target_probs=target[tokens.flatten()],
+        draft_token_ids=tokens[:, 1:].flatten(),
+        draft_probs=None if draft is None else draft[tokens[:, :-1].flatten()],
+        cu_num_rows=torch.arange(TRIALS + 1) * rows_each,
+        batch=batch,
+    )
+    emitted = result.token_ids.view(TRIALS, rows_each)
+    first = emitted[:, 0]
+    # Where the first draft was refused, the next step samples the second token.
+    second = torch.where(result.num_accepted_tokens > 0, emitted[:, 1], draw(target[first], seed=200))
+    return first * VOCAB + second
+
+
+def joint(target: Tensor) -> Tensor:
+    return (target[0].unsqueeze(1) * target).flatten()
+
+
+@pytest.mark.parametrize(
+    ("drafting", "num_drafts"),
+    [("sampled", 1), ("sampled", 2), ("sampled", 3), ("sampled", 4), ("fixed", 1), ("fixed", 4), ("target_noise", 2)],
+)
+def test_first_two_tokens_are_distributed_as_the_target(
+    drafting: str, num_drafts: int, assert_distributed: Callable[[Tensor, Tensor], None]
+) -> None:
+    target = random_logits(1).softmax(dim=-1)
+    draft = None if drafting == "fixed" else random_logits(2).softmax(dim=-1)
+    outcomes = first_two_tokens(target, draft, num_drafts, with_target_noise=drafting == "target_noise")
+    assert_distributed(outcomes, joint(target))
+
+
+@pytest.mark.parametrize("changes", [{"temperature": 1.7}, {"top_k": 4}, {"top_p": 0.7, "temperature": 0.9}])
+def test_filters_on_the_target_alone_stay_exact(
+    changes: dict[str, Any], assert_distributed: Callable[[Tensor, Tensor], None]
+) -> None:
+    row = SamplingRow(SamplingParams(**changes), seed=0)
+    target = target_probs(random_logits(3), SamplingBatch.build([row] * VOCAB, VOCAB)).probs
+    outcomes = first_two_tokens(target, random_logits(4).softmax(dim=-1), num_drafts=2)
+    expected = joint(target)
+    assert bool((expected[outcomes] > 0).all())
+    cells = torch.zeros(VOCAB * VOCAB, dtype=torch.int64)
+    cells[expected > 0] = torch.arange(int((expected > 0).sum())) % 16
+    assert_distributed(cells[outcomes], torch.zeros(16).scatter_add(0, cells, expected))
+
+
+def test_wrong_draft_probabilities_are_noticed_by_this_test(
+    assert_distributed: Callable[[Tensor, Tensor], None],
+) -> None:
+    """The check above has teeth: sampled drafts that are declared one-hot are not exact."""
+    target, draft = random_logits(1).softmax(dim=-1), random_logits(2).softmax(dim=-1)
+    drafts = draw(draft[torch.zeros(TRIALS, dtype=torch.int64)], seed=1)
+    rows = torch.stack([torch.zeros_like(drafts), drafts], dim=1).flatten()
+    cu_num_rows = torch.arange(TRIALS + 1) * 2
+    result = verify_rejection(target[rows], drafts, torch.ones(TRIALS, VOCAB) / VOCAB, cu_num_rows, keys(TRIALS, 2))
+    with pytest.raises(AssertionError, match="chi-square"):
+        assert_distributed(result.token_ids.view(TRIALS, 2)[:, 0], target[0])
+
+
+def test_equal_distributions_accept_every_draft_and_add_a_bonus(
+    assert_distributed: Callable[[Tensor, Tensor], None],
+) -> None:
+    target = random_logits(1).softmax(dim=-1)
+    drafts = draw(target[torch.zeros(TRIALS, dtype=torch.int64)], seed=1)
+    rows = torch.stack([torch.zeros_like(drafts), drafts], dim=1).flatten()
+    cu_num_rows = torch.arange(TRIALS + 1) * 2
+    result = verify_rejection(target[rows], drafts, target[0].expand(TRIALS, -1), cu_num_rows, keys(TRIALS, 2))
+    assert result.num_accepted_tokens.tolist() == [1] * TRIALS
+    pairs = result.token_ids.view(TRIALS, 2)
+    assert torch.equal(pairs[:, 0], drafts)
+    assert_distributed(pairs[:, 0] * VOCAB + pairs[:, 1], joint(target))
+
+
+def test_acceptance_is_the_overlap_of_the_distributions() -> None:
+    target, draft = random_logits(1).softmax(dim=-1)[0], random_logits(2).softmax(dim=-1)[0]
+    drafts = draw(draft.expand(TRIALS, -1), seed=1)
+    cu_num_rows = torch.arange(TRIALS + 1) * 2
+    result = verify_rejection(
+        target.expand(2 * TRIALS, -1), drafts, draft.expand(TRIALS, -1), cu_num_rows, keys(TRIALS, 2)
+    )
+    overlap = float(torch.minimum(target, draft).sum())
+    assert abs(float(result.num_accepted_tokens.double().mean()) - overlap) < 0.005
+
+
+def test_coin_is_the_noise_of_the_drafts_own_position() -> None:
+    row = SamplingRow(SamplingParams(), seed=3, position=6)
+    batch = SamplingBatch.build([row], VOCAB).select([0, 0], [0, 1])
+    coin = float(uniform_noise(*batch.noise_keys(torch.tensor([0])), Purpose.ACCEPT))
+    for p, num_accepted in [(coin * 1.001, 1), (coin * 0.999, 0)]:
+        target = torch.full((2, VOCAB), (1 - p) / (VOCAB - 1))
+        target[:, 5] = p
+        result = verify_rejection(target, torch.tensor([5]), None, torch.tensor([0, 2]), batch)
+        assert result.num_accepted_tokens.tolist() == [num_accepted]
+
+
+def test_greedy_target_accepts_its_argmax_only() -> None:
+    logits = random_logits(1)
+    batch = SamplingBatch.build([SamplingRow(SamplingParams(temperature=0), seed=0)] * 5, VOCAB)
+    best = logits[:5].argmax(dim=-1)
+    wrong = (best[2] + 1) % VOCAB
+    drafts = torch.stack([best[0], best[1], wrong, best[3]])
+    draft_probs = torch.full((4, VOCAB), 1 / VOCAB)
+    for probs in (None, draft_probs):
+        result = verify_rejection(target_probs(logits[:5], batch).probs, drafts, probs, torch.tensor([0, 5]), batch)
+        assert result.num_accepted_tokens.tolist() == [2]
+        assert result.token_ids[result.is_emitted].tolist() == best[:3].tolist()
+
+
+def test_a_request_alone_equals_the_request_in_a_ragged_batch() -> None:
+    counts = [1, 4, 2, 1, 6]
+    starts = list(itertools.accumulate(counts, initial=0))
+    num_rows, num_drafts = sum(counts), sum(counts) - len(counts)
+    generator = torch.Generator().manual_seed(8)
+    target = torch.rand(num_rows, VOCAB, generator=generator).softmax(dim=-1)
+    draft = torch.rand(num_drafts, VOCAB, generator=generator).softmax(dim=-1)
+    drafts = draw(draft, seed=3)
+    requests = [SamplingRow(SamplingParams(), seed=seed) for seed in range(len(counts))]
+    owner = [request for request, count in enumerate(counts) for _ in range(count)]
+    ahead = [i for count in counts for i in range(count)]
+    batch = SamplingBatch.build(requests, VOCAB).select(owner, ahead)
+    for probs in (draft, None):
+        together = verify_rejection(target, drafts, probs, torch.tensor(starts), batch)
+        for request, count in enumerate(counts):
+            rows = slice(starts[request], starts[request] + count)
+            mine = slice(starts[request] - request, starts[request] - request + count - 1)
+            alone = verify_rejection(
+                target[rows],
+                drafts[mine],
+                None if probs is None else probs[mine],
+                torch.tensor([0, count]),
+                batch.select(list(range(num_rows))[rows], [0] * count),
+            )
+            assert torch.equal(alone.is_emitted, together.is_emitted[rows])
+            assert torch.equal(alone.token_ids, together.token_ids[rows])
+            assert int(alone.num_accepted_tokens) == int(together.num_accepted_tokens[request])
+
+
+def test_draft_that_its_own_distribution_excludes_is_refused() -> None:
+    target = torch.full((2, VOCAB), 1 / VOCAB)
+    draft_probs = torch.zeros(1, VOCAB)
+    draft_probs[0, 3] = 1.0
+    result = verify_rejection(target, torch.tensor([5]), draft_probs, torch.tensor([0, 2]), keys(1, 2))
+    assert result.num_accepted_tokens.tolist() == [0]
+    assert int(result.token_ids[0]) != 3
+
+
+def test_draft_that_the_target_excludes_is_refused_and_never_emitted() -> None:
+    target = torch.full((2 * 1000, VOCAB), 1 / (VOCAB - 1))
+    target[:, 5] = 0.0
+    drafts = torch.full((1000,), 5)
+    result = verify_rejection(target, drafts, None, torch.arange(1001) * 2, keys(1000, 2))
+    assert int(result.num_accepted_tokens.sum()) == 0
+    assert 5 not in result.token_ids[result.is_emitted].tolist()
+
+
+def test_refusal_of_equal_distributions_up_to_rounding_still_yields_a_likely_token() -> None:
+    target = torch.zeros(2, VOCAB)
+    target[:, 2:4] = 0.5
+    draft_probs = target[:1] * 1.5  # larger everywhere: nothing is left of p - q
+    tokens = set()
+    for seed in range(40):
+        batch = keys(1, 2, seed=seed)
+        result = verify_rejection(target, torch.tensor([2]), draft_probs, torch.tensor([0, 2]), batch)
+        tokens.add(int(result.token_ids[0]))
+        assert int(result.token_ids[int(result.last_row)]) in (2, 3)
+    assert tokens == {2, 3}
+
+
+def test_row_without_a_distribution_accepts_nothing_and_harms_no_other() -> None:
+    target = torch.full((4, VOCAB), 1 / VOCAB)
+    batch = keys(2, 2)
+    healthy = verify_rejection(target, torch.tensor([1, 1]), None, torch.tensor([0, 2, 4]), batch)
+    target[0] = torch.nan
+    result = verify_rejection(target, torch.tensor([1, 1]), None, torch.tensor([0, 2, 4]), batch)
+    assert int(result.num_accepted_tokens[0]) == 0
+    assert 0 <= int(result.token_ids[0]) < VOCAB
+    assert torch.equal(result.token_ids[2:], healthy.token_ids[2:])

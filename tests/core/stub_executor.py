@@ -1,0 +1,393 @@
+"""An executor without a model: tokens are a pure function of the sequence so far, and all it is told is checked.
+
+Beside tokens it keeps what lies in every KV slot: which group wrote it, for which token prefix. A step that would read a
+slot never written, overwritten, or written for other tokens fails, as NaN or stale memory would in a real pool.
+Import it as `from tests.core.stub_executor import StubExecutor, StubModel`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any, final
+
+from tokenloom.batch import BlockTableUpdate, NewRow, RowPlan, RowResult, StepPlan, StepResult, TokenLogprobs
+from tokenloom.interfaces.executor import Executor, KVGroupSpec, ModelFacts, StepHandle
+from tokenloom.request import FinishReason, Request
+from tokenloom.sampling_params import SamplingParams
+
+__all__ = ["Drafts", "Faults", "StubExecutor", "StubModel", "StubVerdict", "full_group", "stub_request"]
+
+Drafts = Callable[[str, Sequence[int], int], tuple[list[int], list[int]]]
+"""(request_id, verified tokens, max_drafts) -> (draft ids, parents or [] for a chain)."""
+
+
+def full_group(group_id: int = 0, **changes: object) -> KVGroupSpec:
+    """A KV group that sees everything, or with `changes` one that does not."""
+    fields: dict[str, object] = {
+        "group_id": group_id,
+        "layers": (f"layer{group_id}",),
+        "window": None,
+        "page_bytes": 64,
+    }
+    return KVGroupSpec(**{**fields, **changes})  # type: ignore[arg-type]
+
+
+def stub_request(request_id: str, prompt: Sequence[int], max_tokens: int = 1_000, **fields: Any) -> Request:
+    """A request for tests below the engine: greedy, without stop tokens, with room for max_tokens."""
+    params = SamplingParams(temperature=0.0, max_tokens=max_tokens)
+    total = len(prompt) + max_tokens
+    return Request(request_id, list(prompt), params, **{"seed": 0, "max_total_tokens": total, **fields})
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class StubVerdict:
+    """What a request must come to: its output tokens and why it ends."""
+
+    token_ids: list[int]
+    reason: FinishReason
+
+
+@final
+class StubModel:
+    """The next token is a hash of the whole sequence. Prefixes get ids, so that equal ids mean equal tokens, exactly."""
+
+    def __init__(self, vocab_size: int = 50_000) -> None:
+        self.vocab_size = vocab_size
+        self._ids: dict[tuple[int, int], int] = {}
+        self._digests: list[bytes] = [b""]
+
+    def extend(self, prefix: int, token_id: int) -> int:
+        """Id of a prefix with one more token; the empty prefix is 0."""
+        key = (prefix, token_id)
+        if key not in self._ids:
+            digest = hashlib.blake2b(self._digests[prefix] + token_id.to_bytes(4, "little"), digest_size=16).digest()
+            self._ids[key] = len(self._digests)
+            self._digests.append(digest)
+        return self._ids[key]
+
+    def prefix(self, token_ids: Sequence[int]) -> int:
+        """Id of a whole sequence."""
+        prefix = 0
+        for token_id in token_ids:
+            prefix = self.extend(prefix, token_id)
+        return prefix
+
+    def next_token(self, prefix: int, forbidden: Collection[int] = ()) -> int:
+        """The token that follows a prefix, passing over forbidden ones."""
+        token_id = int.from_bytes(self._digests[prefix][:4], "little") % self.vocab_size
+        while token_id in forbidden:
+            token_id = (token_id + 1) % self.vocab_size
+        return token_id
+
+    def verdict(self, request: Request) -> StubVerdict:
+        """What `request` yields when it runs alone, without cache, chunks, drafts or neighbours."""
+        prefix, outputs = self.prefix(request.prompt_token_ids), list[int]()
+        while True:
+            is_early = len(outputs) < request.params.min_tokens
+            outputs.append(self.next_token(prefix, request.stop_token_ids if is_early else ()))
+            prefix = self.extend(prefix, outputs[-1])
+            if outputs[-1] in request.stop_token_ids:
+                return StubVerdict(outputs, FinishReason.STOP)
+            if request.num_prompt_tokens + len(outputs) >= request.max_total_tokens:
+                return StubVerdict(outputs, FinishReason.LENGTH)
+
+
+@dataclass(slots=True)
+class _Row:
+    """What the executor knows of a request. `prefixes[i]` is the id of tokens[:i + 1]."""
+
+    new: NewRow
+    tokens: list[int]
+    prefixes: list[int]
+    tables: list[list[int]]
+    num_computed: int
+    frontiers: list[int]
+    """Per group, entries written; groups with lookahead lag behind."""
+    drafts: tuple[int, ...] = ()
+    parents: tuple[int, ...] = ()
+
+
+@final
+class _Landed(StepHandle):
+    def __init__(self, result: StepResult, error: Exception | None, on_result: Callable[[], None]) -> None:
+        self._result = result
+        self._error = error
+        self._on_result = on_result
+
+    def is_done(self) -> bool:
+        return True
+
+    def result(self) -> StepResult:
+        self._on_result()
+        if self._error is not None:
+            raise self._error
+        return self._result
+
+
+@dataclass(slots=True)
+class Faults:
+    """What goes wrong on purpose.
+
+    Attributes:
+        row_errors: request_id -> number of output tokens at which the row fails.
+        launch_error_step, result_error_step: step that raises from `launch`, or from its handle's `result`.
+    """
+
+    row_errors: dict[str, int] = field(default_factory=dict)
+    launch_error_step: int | None = None
+    result_error_step: int | None = None
+
+
+@final
+class StubExecutor(Executor):
+    """Runs steps on a `StubModel` at depth 1; every broken promise of the core is an AssertionError."""
+
+    def __init__(
+        self,
+        model: StubModel,
+        *,
+        num_blocks: Sequence[int],
+        block_size: int,
+        groups: Sequence[KVGroupSpec],
+        max_model_len: int = 256,
+        max_num_seqs: int = 64,
+        max_num_batched_tokens: int = 2048,
+        drafts: Drafts | None = None,
+    ) -> None:
+        self.model = model
+        self.faults = Faults()
+        self.plans: list[StepPlan] = []
+        self.is_closed = False
+        self._groups = tuple(groups)
+        self._block_size = block_size
+        self._num_blocks = tuple(num_blocks)
+        self._max_model_len = max_model_len
+        self._max_num_seqs = max_num_seqs
+        self._max_num_batched_tokens = max_num_batched_tokens
+        self._drafts = drafts
+        self._rows: dict[str, _Row] = {}
+        # Per pool and slot: (group, prefix id) of the entry that lies there, or None.
+        self._slots: list[list[tuple[int, int] | None]] = [[None] * (count * block_size) for count in num_blocks]
+        self._is_open = False
+
+    def model_facts(self) -> ModelFacts:
+        return ModelFacts(
+            max_model_len=self._max_model_len,
+            vocab_size=self.model.vocab_size,
+            eos_token_ids=(),
+            kv_groups=self._groups,
+            num_blocks=self._num_blocks,
+            block_root=b"stub",
+        )
+
+    @property
+    def request_ids(self) -> list[str]:
+        """Requests that the executor still remembers."""
+        return list(self._rows)
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    def launch(self, plan: StepPlan) -> StepHandle:
+        assert not self._is_open, f"step {plan.step_id} launched before the last one landed"
+        assert plan.step_id == len(self.plans), f"step {plan.step_id} launched, expected {len(self.plans)}"
+        assert plan.num_tokens <= self._max_num_batched_tokens, f"{plan.num_tokens} tokens exceed the budget"
+        self.plans.append(plan)
+        if plan.step_id == self.faults.launch_error_step:
+            raise RuntimeError("launch failed on purpose")
+        for request_id in plan.removed:
+            assert request_id in self._rows, f"{request_id} removed, but never ran or removed twice"
+            del self._rows[request_id]
+        assert len({row.request_id for row in plan.rows}) == len(plan.rows), "a request has two rows"
+        for row in plan.rows:
+            self._update(row)
+        assert len(self._rows) <= self._max_num_seqs, f"{len(self._rows)} requests hold memory"
+        for row in plan.rows:
+            self._check_reads(row)
+        self._check_shared_writes(plan)
+        for row in plan.rows:
+            self._write_new(row)
+        for row in plan.rows:
+            self._check_written(row)
+        rows = tuple(self._finish_row(row) for row in plan.rows)
+        error = RuntimeError("result failed on purpose") if plan.step_id == self.faults.result_error_step else None
+        self._is_open = True
+        return _Landed(StepResult(plan.step_id, rows, {"forward": 0.001}), error, self._close_step)
+
+    def _close_step(self) -> None:
+        self._is_open = False
+
+    # ---- what the plan says ----
+
+    def _update(self, plan: RowPlan) -> None:
+        name = plan.request_id
+        if plan.new is not None:
+            assert name not in self._rows, f"{name} joins twice"
+            self._rows[name] = self._join(plan.new, plan.num_computed_tokens)
+        assert name in self._rows, f"{name} is scheduled but was never introduced"
+        row = self._rows[name]
+        start, count = plan.num_computed_tokens, plan.num_scheduled_tokens
+        assert start == row.num_computed, f"{name}: starts at {start}, {row.num_computed} are computed"
+        num_own = count - len(plan.draft_token_ids)
+        assert count >= 1, f"{name}: {count} tokens scheduled"
+        assert start + num_own <= len(row.tokens), f"{name}: {start} + {num_own} exceed {len(row.tokens)} tokens"
+        assert plan.samples == (start + num_own == len(row.tokens)), f"{name}: samples={plan.samples}"
+        assert not plan.draft_token_ids or plan.samples, f"{name}: drafts verified before its own tokens"
+        num_drafts = len(plan.draft_token_ids)
+        assert plan.draft_token_ids == row.drafts[:num_drafts], f"{name}: other drafts than were proposed"
+        assert plan.draft_parents == row.parents[:num_drafts], f"{name}: other parents than were proposed"
+        assert len(row.tokens) + num_drafts <= self._max_model_len + 1, f"{name}: drafts beyond max_model_len"
+        assert len(plan.block_updates) == len(self._groups), f"{name}: {len(plan.block_updates)} block updates"
+        for group, update in enumerate(plan.block_updates):
+            row.tables[group] = self._new_table(plan, group, row.tables[group], update)
+
+    def _join(self, new: NewRow, num_computed: int) -> _Row:
+        prefixes: list[int] = []
+        for token_id in new.token_ids:
+            prefixes.append(self.model.extend(prefixes[-1] if prefixes else 0, token_id))
+        assert 1 <= new.num_prompt_tokens <= len(new.token_ids), f"{new.num_prompt_tokens} of {len(new.token_ids)}"
+        assert num_computed < len(new.token_ids), "a row joins with nothing to compute"
+        tables: list[list[int]] = [[] for _ in self._groups]
+        return _Row(new, list(new.token_ids), prefixes, tables, num_computed, [num_computed] * len(self._groups))
+
+    def _new_table(self, plan: RowPlan, group: int, old: list[int], update: BlockTableUpdate) -> list[int]:
+        name, window = f"{plan.request_id} in group {group}", self._groups[group].window
+        num_null, num_kept = update.num_null_blocks, update.num_kept_blocks
+        assert 0 <= num_null <= num_kept, f"{name}: {update}"
+        assert plan.new is not None or num_kept <= len(old), f"{name}: keeps {num_kept} of {len(old)} blocks"
+        first_visible = 0 if window is None else max(0, plan.num_computed_tokens - window + 1)
+        assert num_null * self._block_size <= first_visible, f"{name}: {num_null} null blocks hide visible tokens"
+        table = [0] * num_null + old[num_null:num_kept] + list(update.new_block_ids)
+        held = [block_id for block_id in table if block_id]
+        assert len(set(held)) == len(held), f"{name}: a block twice in {table}"
+        assert all(0 < b < self._num_blocks[self._groups[group].pool_id] for b in update.new_block_ids), (
+            f"{name}: {update}"
+        )
+        end = plan.num_computed_tokens + plan.num_scheduled_tokens
+        assert len(table) * self._block_size >= end, f"{name}: {len(table)} blocks for {end} slots"
+        return table
+
+    # ---- what lies in memory ----
+
+    def _slot(self, row: _Row, group: int, index: int) -> int:
+        block_id = row.tables[group][index // self._block_size]
+        assert block_id, f"slot {index} of group {group} lies in the null block"
+        return block_id * self._block_size + index % self._block_size
+
+    def _check_reads(self, plan: RowPlan) -> None:
+        """The cached tokens that the step attends to are this sequence's own, in every group."""
+        row = self._rows[plan.request_id]
+        for index, group in enumerate(self._groups):
+            end = min(plan.num_computed_tokens, row.frontiers[index])
+            first = 0 if group.window is None else max(0, plan.num_computed_tokens - group.window + 1)
+            slots = self._slots[group.pool_id]
+            for position in range(first, end):
+                found = slots[self._slot(row, index, position)]
+                expected = (index, row.prefixes[position + group.lookahead])
+                assert found == expected, (
+                    f"step {plan.request_id}, group {index}: position {position} reads "
+                    f"{'memory never written' if found is None else 'the KV of other tokens'}"
+                )
+
+    def _check_shared_writes(self, plan: StepPlan) -> None:
+        """A block that is written belongs to one request and one group alone."""
+        holders: dict[tuple[int, int], int] = {}
+        for row in self._rows.values():
+            for group, table in zip(self._groups, row.tables, strict=True):
+                for block_id in filter(None, table):
+                    holders[group.pool_id, block_id] = holders.get((group.pool_id, block_id), 0) + 1
+        for row_plan in plan.rows:
+            first = row_plan.num_computed_tokens // self._block_size
+            last = (row_plan.num_computed_tokens + row_plan.num_scheduled_tokens - 1) // self._block_size
+            for group, table in zip(self._groups, self._rows[row_plan.request_id].tables, strict=True):
+                for block_id in table[first : last + 1]:
+                    assert holders[group.pool_id, block_id] == 1, (
+                        f"{row_plan.request_id} writes shared block {block_id}"
+                    )
+
+    def _new_prefixes(self, plan: RowPlan) -> list[int]:
+        """Prefix id of each new token; a tree node's prefix is its path."""
+        row = self._rows[plan.request_id]
+        num_own = plan.num_scheduled_tokens - len(plan.draft_token_ids)
+        own = row.prefixes[plan.num_computed_tokens : plan.num_computed_tokens + num_own]
+        nodes: list[int] = []
+        for index, token_id in enumerate(plan.draft_token_ids):
+            parent = plan.draft_parents[index] if plan.draft_parents else index - 1
+            nodes.append(self.model.extend(own[-1] if parent < 0 else nodes[parent], token_id))
+        return own + nodes
+
+    def _write_new(self, plan: RowPlan) -> None:
+        row = self._rows[plan.request_id]
+        for index, group in enumerate(self._groups):
+            for offset, prefix in enumerate(self._new_prefixes(plan)) if not group.lookahead else ():
+                self._slots[group.pool_id][self._slot(row, index, plan.num_computed_tokens + offset)] = (index, prefix)
+
+    def _check_written(self, plan: RowPlan) -> None:
+        row = self._rows[plan.request_id]
+        for index, group in enumerate(self._groups):
+            for offset, prefix in enumerate(self._new_prefixes(plan)) if not group.lookahead else ():
+                slot = self._slot(row, index, plan.num_computed_tokens + offset)
+                assert self._slots[group.pool_id][slot] == (index, prefix), f"two rows of the step write slot {slot}"
+
+    # ---- what comes out ----
+
+    def _finish_row(self, plan: RowPlan) -> RowResult:
+        name, row = plan.request_id, self._rows[plan.request_id]
+        num_own = plan.num_scheduled_tokens - len(plan.draft_token_ids)
+        row.drafts, row.parents = (), ()
+        if not plan.samples:
+            row.num_computed += num_own
+            self._catch_up(row)
+            return RowResult(name, [])
+        if self.faults.row_errors.get(name, -1) == len(row.tokens) - row.new.num_prompt_tokens:
+            return RowResult(name, [], error="failed on purpose")
+        emitted, path = self._verify(plan, row)
+        self._move_accepted(plan, row, num_own, path)
+        for token_id in emitted:
+            row.tokens.append(token_id)
+            row.prefixes.append(self.model.extend(row.prefixes[-1], token_id))
+        row.num_computed += num_own + len(path)
+        self._catch_up(row)
+        if self._drafts is not None and plan.max_drafts > 0:
+            ids, parents = self._drafts(name, row.tokens, plan.max_drafts)
+            assert len(ids) <= plan.max_drafts, f"{len(ids)} drafts of at most {plan.max_drafts}"
+            row.drafts, row.parents = tuple(ids), tuple(parents)
+        logprobs = tuple(TokenLogprobs(t, -1.0) for t in emitted) if row.new.params.logprobs is not None else ()
+        return RowResult(name, emitted, len(path), row.drafts, row.parents, logprobs)
+
+    def _verify(self, plan: RowPlan, row: _Row) -> tuple[list[int], list[int]]:
+        """Tokens emitted, and the accepted nodes on the way."""
+        parents = plan.draft_parents or tuple(range(-1, len(plan.draft_token_ids) - 1))
+        prefix, node, emitted, path = row.prefixes[-1], -1, list[int](), list[int]()
+        while True:
+            num_outputs = len(row.tokens) + len(emitted) - row.new.num_prompt_tokens
+            is_early = num_outputs < row.new.params.min_tokens
+            emitted.append(self.model.next_token(prefix, row.new.forbidden_stop_ids if is_early else ()))
+            prefix = self.model.extend(prefix, emitted[-1])
+            children = [
+                i for i, parent in enumerate(parents) if parent == node and plan.draft_token_ids[i] == emitted[-1]
+            ]
+            if not children:
+                return emitted, path
+            node = children[0]
+            path.append(node)
+
+    def _move_accepted(self, plan: RowPlan, row: _Row, num_own: int, path: list[int]) -> None:
+        """Tree copies: the accepted nodes' entries to the slots behind the own tokens."""
+        first = plan.num_computed_tokens + num_own
+        for index, group in enumerate(self._groups):
+            slots = self._slots[group.pool_id]
+            for depth, node in enumerate(path) if not group.lookahead else ():
+                slots[self._slot(row, index, first + depth)] = slots[self._slot(row, index, first + node)]
+
+    def _catch_up(self, row: _Row) -> None:
+        """Moves each group's frontier; one with lookahead writes the entries whose next tokens are known by now."""
+        for index, group in enumerate(self._groups):
+            end = min(row.num_computed, len(row.tokens) - group.lookahead)
+            for position in range(row.frontiers[index], end) if group.lookahead else ():
+                entry = (index, row.prefixes[position + group.lookahead])
+                self._slots[group.pool_id][self._slot(row, index, position)] = entry
+            row.frontiers[index] = max(row.frontiers[index], end)

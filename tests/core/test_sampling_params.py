@@ -1,0 +1,183 @@
+"""SamplingParams: every field is checked when the object is made."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import pytest
+from tokenloom.errors import RequestError, TokenloomError
+from tokenloom.sampling_params import MAX_LOGPROBS, MAX_NUM_CHOICES, MAX_TEMPERATURE, SamplingParams
+
+NUMBERS = ["temperature", "top_k", "top_p", "min_p", "seed", "n", "max_tokens", "min_tokens", "logprobs"]
+FLAGS = ["include_stop_str_in_output", "ignore_eos", "skip_special_tokens"]
+
+
+def made(name: str, value: Any) -> SamplingParams:
+    fields: dict[str, Any] = {name: value}
+    return SamplingParams(**fields)
+
+
+def test_defaults_are_the_documented_ones() -> None:
+    params = SamplingParams()
+    assert dataclasses.asdict(params) == {
+        "temperature": 1.0,
+        "top_k": -1,
+        "top_p": 1.0,
+        "min_p": 0.0,
+        "seed": None,
+        "n": 1,
+        "max_tokens": 16,
+        "min_tokens": 0,
+        "stop": (),
+        "stop_token_ids": (),
+        "include_stop_str_in_output": False,
+        "ignore_eos": False,
+        "logprobs": None,
+        "skip_special_tokens": True,
+    }
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+@pytest.mark.parametrize(
+    "value", [math.nan, math.inf, -math.inf, True, False, "1", [], {}, (1,), 1e308, -2, 2**63, -(2**63) - 1, 10**400]
+)
+def test_wild_value_is_refused_with_field_value_and_advice(name: str, value: Any) -> None:
+    if name == "seed" and value == -2:
+        assert SamplingParams(seed=value).seed == -2
+        return
+    with pytest.raises(RequestError) as refusal:
+        made(name, value)
+    assert refusal.value.param == name
+    message = str(refusal.value)
+    assert message.startswith(name)
+    assert repr(value) in message
+    assert "; try " in message
+
+
+@pytest.mark.parametrize("name", [name for name in NUMBERS if name not in ("seed", "max_tokens", "logprobs")] + FLAGS)
+def test_none_is_refused_where_it_has_no_meaning(name: str) -> None:
+    with pytest.raises(RequestError) as refusal:
+        made(name, None)
+    assert refusal.value.param == name
+
+
+@pytest.mark.parametrize("name", ["seed", "max_tokens", "logprobs"])
+def test_none_is_accepted_where_it_has_a_meaning(name: str) -> None:
+    assert getattr(made(name, None), name) is None
+
+
+@pytest.mark.parametrize("name", ["top_k", "seed", "n", "max_tokens", "min_tokens", "logprobs"])
+def test_float_is_refused_where_an_integer_belongs(name: str) -> None:
+    with pytest.raises(RequestError, match="an integer from"):
+        made(name, 1.0)
+
+
+@pytest.mark.parametrize("name", FLAGS)
+@pytest.mark.parametrize("value", [0, 1, "true"])
+def test_flag_accepts_only_bools(name: str, value: Any) -> None:
+    with pytest.raises(RequestError) as refusal:
+        made(name, value)
+    assert refusal.value.param == name
+
+
+@pytest.mark.parametrize(
+    ("name", "legal", "illegal"),
+    [
+        ("temperature", [0, 1e-6, 1, MAX_TEMPERATURE], [-1e-9, MAX_TEMPERATURE * 1.001]),
+        ("top_k", [-1, 0, 1, 2**31 - 1], [-2, 2**31]),
+        ("top_p", [1e-300, 0.5, 1], [0, 0.0, -0.1, 1.0000001]),
+        ("min_p", [0, 1e-300, 1], [-1e-9, 1.0000001]),
+        ("seed", [0, -1, 2**63 - 1, -(2**63)], [2**63, -(2**63) - 1]),
+        ("n", [1, MAX_NUM_CHOICES], [0, MAX_NUM_CHOICES + 1]),
+        ("max_tokens", [1, 2**31 - 1], [0, -1, 2**31]),
+        ("min_tokens", [0, 16], [-1, 17]),
+        ("logprobs", [0, MAX_LOGPROBS], [-1, MAX_LOGPROBS + 1]),
+    ],
+)
+def test_ends_of_each_range(name: str, legal: list[Any], illegal: list[Any]) -> None:
+    for value in legal:
+        made(name, value)
+    for value in illegal:
+        with pytest.raises(RequestError) as refusal:
+            made(name, value)
+        assert refusal.value.param == name
+
+
+def test_floats_may_be_given_as_integers_and_are_stored_as_floats() -> None:
+    params = SamplingParams(temperature=2, top_p=1, min_p=1)
+    assert [type(value) for value in (params.temperature, params.top_p, params.min_p)] == [float, float, float]
+
+
+def test_top_k_zero_is_stored_as_off() -> None:
+    assert SamplingParams(top_k=0) == SamplingParams(top_k=-1)
+
+
+def test_min_tokens_above_max_tokens_is_refused_but_not_without_a_maximum() -> None:
+    with pytest.raises(RequestError, match="max_tokens=4") as refusal:
+        SamplingParams(min_tokens=5, max_tokens=4)
+    assert refusal.value.param == "min_tokens"
+    assert SamplingParams(min_tokens=500, max_tokens=None).min_tokens == 500
+
+
+@pytest.mark.parametrize("given", ["END", ["END"], ("END",)])
+def test_stop_is_stored_as_a_tuple(given: Any) -> None:
+    assert SamplingParams(stop=given).stop == ("END",)
+
+
+@pytest.mark.parametrize("given", ["", [""], ["a", ""], [1], [None], {"a"}, 3, None, b"a"])
+def test_stop_refuses_what_is_no_string(given: Any) -> None:
+    with pytest.raises(RequestError) as refusal:
+        SamplingParams(stop=given)
+    assert refusal.value.param == "stop"
+
+
+def test_stop_token_ids_are_stored_as_a_tuple() -> None:
+    assert SamplingParams(stop_token_ids=[0, 7]).stop_token_ids == (0, 7)
+
+
+@pytest.mark.parametrize("given", [[-1], [True], [1.0], ["1"], [2**31], "12", 5, None, {1}])
+def test_stop_token_ids_refuse_what_is_no_id(given: Any) -> None:
+    with pytest.raises(RequestError) as refusal:
+        SamplingParams(stop_token_ids=given)
+    assert refusal.value.param == "stop_token_ids"
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, False),
+        ({"temperature": 0}, True),
+        ({"temperature": 9e-7}, True),
+        ({"temperature": 1e-6}, False),
+        ({"top_k": 1}, True),
+        ({"top_k": 2}, False),
+        ({"top_p": 1e-9}, False),
+    ],
+)
+def test_is_greedy(changes: dict[str, Any], expected: bool) -> None:
+    assert SamplingParams(**changes).is_greedy is expected
+
+
+def test_with_changes_checks_again_and_leaves_the_original() -> None:
+    params = SamplingParams(temperature=0.5, stop="x")
+    changed = params.with_changes(top_k=5)
+    assert (changed.temperature, changed.top_k, changed.stop) == (0.5, 5, ("x",))
+    assert params.top_k == -1
+    with pytest.raises(RequestError):
+        params.with_changes(top_p=2.0)
+
+
+def test_params_are_frozen_and_hashable() -> None:
+    params = SamplingParams(stop=["a"], stop_token_ids=[1])
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        params.n = 2  # type: ignore[misc]
+    assert hash(params) == hash(SamplingParams(stop="a", stop_token_ids=(1,)))
+
+
+def test_refusal_is_both_ours_and_a_value_error() -> None:
+    with pytest.raises(TokenloomError):
+        SamplingParams(n=0)
+    with pytest.raises(ValueError, match="n must be an integer from 1 to 128, got 0"):
+        SamplingParams(n=0)

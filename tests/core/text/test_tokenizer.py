@@ -1,0 +1,396 @@
+"""Tokenizers from GGUF metadata and from Hugging Face folders: ids, text, control tokens, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenloom.errors import ModelError, RequestError
+from tokenloom.text import Tokenizer
+from tokenloom.text.pre_tokenizers import PRE_TOKENIZERS
+
+Build = Callable[..., Tokenizer]
+
+PIECES = [
+    "a",
+    "The ",
+    " dog",
+    "  ",
+    "\n",
+    "7",
+    "٣",
+    "é",
+    "e\u0301",
+    "日本",
+    "한",
+    "😀",
+    "👨‍👩‍👧",
+    "🇩🇪",
+    "<",
+    "|>",
+    "<|im_end|>",
+    "</s>",
+    "\0",
+]
+TEXTS = st.lists(
+    st.sampled_from(PIECES) | st.characters(exclude_categories=["Cs"], exclude_characters="▁"), max_size=12
+).map("".join)
+
+
+class TestRoundTrip:
+    @given(text=TEXTS)
+    @settings(max_examples=300, deadline=None, derandomize=True)
+    def test_byte_level_text_survives(self, byte_tokenizer: Tokenizer, text: str) -> None:
+        ids = byte_tokenizer.encode(text)
+        assert byte_tokenizer.decode(ids, skip_special_tokens=False) == text
+
+    @given(text=TEXTS)
+    @settings(max_examples=300, deadline=None, derandomize=True)
+    def test_spaced_text_survives(self, spaced_tokenizer: Tokenizer, text: str) -> None:
+        ids = spaced_tokenizer.encode(text, allow_special=False)
+        assert spaced_tokenizer.decode(ids) == text
+
+    @given(text=TEXTS)
+    @settings(max_examples=300, deadline=None, derandomize=True)
+    def test_text_without_special_has_no_control_tokens(self, byte_tokenizer: Tokenizer, text: str) -> None:
+        ids = byte_tokenizer.encode(text, allow_special=False)
+        assert not byte_tokenizer.special_token_ids.intersection(ids)
+        assert byte_tokenizer.decode(ids) == text
+        if "<|im_end|>" not in text:
+            assert ids == byte_tokenizer.encode(text)
+
+    def test_decode_replaces_bytes_that_are_not_utf8(self, byte_tokenizer: Tokenizer) -> None:
+        ids = byte_tokenizer.encode("日", allow_special=False)
+        assert b"".join(map(byte_tokenizer.token_bytes, ids)) == "日".encode()
+        partial = [i for i in range(byte_tokenizer.vocab_size) if byte_tokenizer.token_bytes(i) == b"\xe6"]
+        assert byte_tokenizer.decode([*partial, *byte_tokenizer.encode("a")]) == "\ufffda"
+
+
+class TestControlTokens:
+    def test_encode_matches_control_strings(self, byte_tokenizer: Tokenizer) -> None:
+        ids = byte_tokenizer.encode("<|im_start|>user<|im_end|>")
+        assert (ids[0], ids[-1]) == (1, 2)
+        assert byte_tokenizer.decode(ids) == "user"
+        assert byte_tokenizer.decode(ids, skip_special_tokens=False) == "<|im_start|>user<|im_end|>"
+
+    def test_encode_keeps_user_defined_tokens_whatever_is_allowed(self, byte_tokenizer: Tokenizer) -> None:
+        ids = byte_tokenizer.encode("x<tool_call>y", allow_special=False)
+        assert "<tool_call>" in [byte_tokenizer.id_to_token(i) for i in ids]
+        assert byte_tokenizer.decode(ids) == "x<tool_call>y"
+
+    def test_added_tokens_hold_text_and_not_bytes(self, from_gguf: Build, metadata: dict[str, Any]) -> None:
+        # Every character of "<é>" also stands for a byte in a byte-level vocabulary.
+        metadata["tokenizer.ggml.tokens"] = [*metadata["tokenizer.ggml.tokens"][:-1], "<é>"]
+        tokenizer = from_gguf(metadata)
+        ids = tokenizer.encode("a<é>b")
+        assert tokenizer.token_bytes(ids[1]) == "<é>".encode()
+        assert tokenizer.decode(ids) == "a<é>b"
+
+    def test_spaced_encode_puts_bos_first(self, spaced_tokenizer: Tokenizer) -> None:
+        ids = spaced_tokenizer.encode("hello")
+        assert ids[0] == spaced_tokenizer.bos_token_id == 1
+        assert ids[1:] == spaced_tokenizer.encode("hello", add_special_tokens=False)
+        spelled = spaced_tokenizer.encode("</s>", add_special_tokens=False, allow_special=False)
+        assert 2 not in spelled
+        assert spaced_tokenizer.encode("</s>", add_special_tokens=False) == [2]
+
+    def test_encode_warns_of_a_doubled_bos(self, spaced_tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture) -> None:
+        with caplog.at_level(logging.WARNING):
+            assert spaced_tokenizer.encode("<s>hello")[:2] == [1, 1]
+        assert "second one" in caplog.text
+        caplog.clear()
+        spaced_tokenizer.encode("hello")
+        spaced_tokenizer.encode("<s>hello", add_special_tokens=False)
+        assert not caplog.records
+
+    @pytest.mark.parametrize("wrong", [None, 5, b"bytes", ["list"]])
+    def test_encode_refuses_what_is_not_text(self, tokenizer: Tokenizer, wrong: Any) -> None:
+        with pytest.raises(RequestError, match="expected text as a string"):
+            tokenizer.encode(wrong)
+
+    def test_encode_refuses_a_lone_surrogate(self, tokenizer: Tokenizer) -> None:
+        with pytest.raises(RequestError, match="at character 3"):
+            tokenizer.encode("abc\ud800")
+
+    @pytest.mark.parametrize("token_id", [-1, 10**6])
+    def test_decode_refuses_ids_out_of_range(self, tokenizer: Tokenizer, token_id: int) -> None:
+        with pytest.raises(RequestError, match=f"token id {token_id} is out of range"):
+            tokenizer.decode([token_id])
+
+
+class TestGguf:
+    def test_build_reads_the_facts(self, from_gguf: Build, metadata: dict[str, Any]) -> None:
+        metadata["tokenizer.ggml.eot_token_id"] = 0
+        tokenizer = from_gguf(metadata, vocab_size=1000)
+        assert (tokenizer.bos_token_id, tokenizer.eos_token_ids, tokenizer.vocab_size) == (1, (2, 0), 1000)
+        assert tokenizer.special_token_ids == {0, 1, 2}
+        assert tokenizer.named_tokens == {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>"}
+        assert tokenizer.has_chat_template
+        assert tokenizer.id_to_token(2) == "<|im_end|>"
+        assert tokenizer.id_to_token(999) == "" == tokenizer.decode([999])
+
+    def test_build_without_template_says_so(self, from_gguf: Build, metadata: dict[str, Any]) -> None:
+        assert not from_gguf(metadata, chat_template=None).has_chat_template
+
+    def test_build_adds_bos_and_eos_as_the_file_says(self, from_gguf: Build, metadata: dict[str, Any]) -> None:
+        plain = from_gguf(metadata).encode("dog")
+        metadata |= {"tokenizer.ggml.add_bos_token": True, "tokenizer.ggml.add_eos_token": True}
+        tokenizer = from_gguf(metadata)
+        assert tokenizer.encode("dog") == [1, *plain, 2]
+        assert tokenizer.encode("dog", allow_special=False) == [1, *plain, 2]
+        assert tokenizer.encode("dog", add_special_tokens=False) == plain
+
+    def test_build_takes_bos_from_the_family_when_the_file_is_silent(
+        self, from_gguf: Build, metadata: dict[str, Any]
+    ) -> None:
+        del metadata["tokenizer.ggml.add_bos_token"]
+        assert from_gguf(metadata).encode("dog")[0] != 1
+        metadata["tokenizer.ggml.pre"] = "llama-bpe"
+        assert from_gguf(metadata).encode("dog")[0] == 1
+
+    def test_eos_is_a_control_token_even_in_a_file_without_types(
+        self, from_gguf: Build, metadata: dict[str, Any]
+    ) -> None:
+        del metadata["tokenizer.ggml.token_type"]
+        tokenizer = from_gguf(metadata)
+        assert tokenizer.special_token_ids == {1, 2}
+        assert tokenizer.decode(tokenizer.encode("dog<|im_end|>")) == "dog"
+
+    @pytest.mark.parametrize("name", sorted(PRE_TOKENIZERS))
+    def test_every_pre_name_keeps_the_text(self, from_gguf: Build, metadata: dict[str, Any], name: str) -> None:
+        metadata["tokenizer.ggml.pre"] = name
+        tokenizer = from_gguf(metadata)
+        text = "It's 12345 dogs,  don't\n\n panic! \t 日本語 é😀 \r\n"
+        assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)) == text
+
+    @pytest.mark.parametrize(
+        ("name", "words"),
+        [
+            ("gpt-2", ["we", "'ll", " pay", " 1234", "!?", "\n\n", " x", "'", "LL"]),
+            ("default", ["we", "'ll", " pay", " 1234", "!?", "\n\n", " x", "'", "LL"]),
+            ("smollm", ["we", "'ll", " pay", " ", "1", "2", "3", "4", "!?", "\n\n", " x", "'", "LL"]),
+            ("llama-bpe", ["we", "'ll", " pay", " ", "123", "4", "!?\n\n", " x", "'LL"]),
+            ("qwen2", ["we", "'ll", " pay", " ", "1", "2", "3", "4", "!?\n\n", " x", "'LL"]),
+        ],
+    )
+    def test_pre_names_split_as_their_models_do(self, name: str, words: list[str]) -> None:
+        split = PRE_TOKENIZERS[name].build().pre_tokenize_str("".join(words))
+        assert [word.replace("Ġ", " ").replace("Ċ", "\n") for word, _ in split] == words
+
+    def test_smollm_splits_numerals_of_every_script(self) -> None:
+        split = PRE_TOKENIZERS["smollm"].build().pre_tokenize_str("٣٤")
+        assert len(split) == 2
+
+    def test_qwen2_composes_characters(self, from_gguf: Build, metadata: dict[str, Any]) -> None:
+        metadata["tokenizer.ggml.pre"] = "qwen2"
+        tokenizer = from_gguf(metadata)
+        assert tokenizer.encode("e\u0301") == tokenizer.encode("\u00e9")
+
+    def test_llama3_takes_whole_words_before_merges(self, from_gguf: Build, metadata: dict[str, Any]) -> None:
+        metadata["tokenizer.ggml.tokens"] = [*metadata["tokenizer.ggml.tokens"], "qzqz"]
+        metadata["tokenizer.ggml.token_type"] = [*metadata["tokenizer.ggml.token_type"], 1]
+        word_id = len(metadata["tokenizer.ggml.tokens"]) - 1
+        assert len(from_gguf(metadata).encode("qzqz")) > 1
+        assert from_gguf(metadata | {"tokenizer.ggml.pre": "llama3"}).encode("qzqz") == [word_id]
+
+    def test_an_unknown_pre_name_lists_the_known_ones(self, from_gguf: Build, metadata: dict[str, Any]) -> None:
+        metadata["tokenizer.ggml.pre"] = "smolm"
+        with pytest.raises(ModelError, match=r"'smolm'.*known: .*qwen2.*Did you mean 'smollm'"):
+            from_gguf(metadata)
+
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            ({"tokenizer.ggml.model": "bert"}, r"tokenizer\.ggml\.model: 'bert' is not supported; supported: 'gpt2'"),
+            ({"tokenizer.ggml.model": None}, r"tokenizer\.ggml\.model: expected a string, got None"),
+            ({"tokenizer.ggml.tokens": None}, r"tokenizer\.ggml\.tokens: is missing"),
+            ({"tokenizer.ggml.tokens": 5}, r"tokenizer\.ggml\.tokens: expected a list, got 5"),
+            ({"tokenizer.ggml.merges": None}, r"tokenizer\.ggml\.merges: is missing"),
+            ({"tokenizer.ggml.merges": ["a b c"]}, r"merges: 'a b c' is not a pair"),
+            ({"tokenizer.ggml.merges": ["zz qq"]}, r"merges and tokens do not fit together"),
+            ({"tokenizer.ggml.token_type": [1, 2]}, r"token_type: has 2 entries for \d+ tokens"),
+            ({"tokenizer.ggml.eos_token_id": 10**6}, r"eos_token_id: expected a token id below \d+, got 1000000"),
+            ({"tokenizer.ggml.add_bos_token": "yes"}, r"add_bos_token: expected true or false, got 'yes'"),
+        ],
+    )
+    def test_wrong_metadata_is_named(
+        self, from_gguf: Build, metadata: dict[str, Any], change: dict[str, Any], message: str
+    ) -> None:
+        with pytest.raises(ModelError, match=r"tiny\.gguf: tokenizer.*" + message.removeprefix(r"tokenizer\.ggml\.")):
+            from_gguf(metadata | change)
+
+    def test_a_token_that_stands_twice_is_refused(self, from_gguf: Build, metadata: dict[str, Any]) -> None:
+        metadata["tokenizer.ggml.tokens"] = [*metadata["tokenizer.ggml.tokens"][:-1], "a"]
+        with pytest.raises(ModelError, match="holds 'a' twice"):
+            from_gguf(metadata)
+
+    def test_more_tokens_than_embedding_rows_are_refused(self, from_gguf: Build, metadata: dict[str, Any]) -> None:
+        with pytest.raises(ModelError, match=r"has \d+ tokens, but the model's embedding only 100 rows"):
+            from_gguf(metadata, vocab_size=100)
+
+
+class TestGgufByScores:
+    """`tokenizer.ggml.model=llama`: pieces with scores, `▁` for spaces, bytes for unknown characters."""
+
+    PIECES = ["▁", "a", "b", "c", "ab", "bc", "▁a", "▁ab", "abc", "▁abc", "ca", "<", "s", ">"]
+
+    @pytest.fixture
+    def scored(self) -> dict[str, Any]:
+        tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *self.PIECES, "<start>"]
+        return {
+            "tokenizer.ggml.model": "llama",
+            "tokenizer.ggml.tokens": tokens,
+            "tokenizer.ggml.scores": [0.0] * 259 + [-float(i) for i in range(len(self.PIECES))] + [0.0],
+            "tokenizer.ggml.token_type": [2, 3, 3] + [6] * 256 + [1] * len(self.PIECES) + [4],
+            "tokenizer.ggml.bos_token_id": 1,
+            "tokenizer.ggml.eos_token_id": 2,
+            "tokenizer.ggml.unknown_token_id": 0,
+        }
+
+    def _by_hand(self, text: str) -> list[str]:
+        """Joins the neighbours whose result scores best, the leftmost first, until none is left."""
+        parts = list("▁" + text.replace(" ", "▁"))
+        while True:
+            joined = [(self.PIECES.index(a + b), i) for i, (a, b) in enumerate(pairwise(parts)) if a + b in self.PIECES]
+            if not joined:
+                return parts
+            at = min(joined)[1]
+            parts[at : at + 2] = [parts[at] + parts[at + 1]]
+
+    @given(text=st.text(alphabet="abc <s>", min_size=1, max_size=20))
+    @settings(max_examples=300, deadline=None, derandomize=True)
+    def test_encode_merges_by_score(self, from_gguf: Build, text: str) -> None:
+        tokenizer = from_gguf(TestGgufByScores.scored.__wrapped__(self))  # type: ignore[attr-defined]
+        ids = tokenizer.encode(text, add_special_tokens=False, allow_special=False)
+        assert [tokenizer.id_to_token(i) for i in ids] == self._by_hand(text)
+
+    def test_encode_adds_bos_and_falls_back_to_bytes(self, from_gguf: Build, scored: dict[str, Any]) -> None:
+        tokenizer = from_gguf(scored)
+        ids = tokenizer.encode("é ab")
+        assert [tokenizer.id_to_token(i) for i in ids] == ["<s>", "▁", "<0xC3>", "<0xA9>", "▁ab"]
+        assert tokenizer.decode(ids) == "é ab"
+        assert tokenizer.token_bytes(ids[2]) == b"\xc3"
+        assert tokenizer.token_bytes(ids[4]) == b" ab"
+
+    def test_encode_of_byte_token_names_is_text(self, from_gguf: Build, scored: dict[str, Any]) -> None:
+        tokenizer = from_gguf(scored)
+        assert tokenizer.decode(tokenizer.encode("<0x41> <s>", allow_special=False)) == "<0x41> <s>"
+
+    def test_space_prefix_follows_the_file(self, from_gguf: Build, scored: dict[str, Any]) -> None:
+        scored |= {"tokenizer.ggml.add_space_prefix": False, "tokenizer.ggml.add_bos_token": False}
+        tokenizer = from_gguf(scored)
+        ids = tokenizer.encode("ab <start> ab")
+        assert [tokenizer.id_to_token(i) for i in ids] == ["ab", "▁", "<start>", "▁ab"]
+        assert tokenizer.decode(tokenizer.encode(" ab")) == " ab"
+
+    def test_missing_scores_are_named(self, from_gguf: Build, scored: dict[str, Any]) -> None:
+        with pytest.raises(ModelError, match="scores: has 1 entries for"):
+            from_gguf(scored | {"tokenizer.ggml.scores": [0.0]})
+
+
+class TestHuggingFace:
+    def test_build_reads_the_facts(self, from_hf: Build, spaced_folder: Path) -> None:
+        tokenizer = from_hf(spaced_folder, chat_template="{{ messages }}")
+        assert (tokenizer.bos_token_id, tokenizer.eos_token_ids) == (1, (2,))
+        assert tokenizer.named_tokens == {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+        assert tokenizer.has_chat_template
+        assert tokenizer.strips_leading_space
+
+    def _change(self, path: Path, **values: Any) -> None:
+        path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8")) | values), encoding="utf-8")
+
+    def test_special_tokens_map_fills_what_the_config_lacks(self, from_hf: Build, spaced_folder: Path) -> None:
+        (spaced_folder / "tokenizer_config.json").unlink()
+        (spaced_folder / "special_tokens_map.json").write_text('{"eos_token": "</s>"}', encoding="utf-8")
+        tokenizer = from_hf(spaced_folder)
+        assert (tokenizer.bos_token_id, tokenizer.eos_token_ids) == (None, (2,))
+
+    def test_config_can_ask_for_bos_and_eos(self, from_hf: Build, spaced_folder: Path) -> None:
+        self._change(spaced_folder / "tokenizer.json", post_processor=None)
+        assert from_hf(spaced_folder).encode("dog")[0] != 1
+        self._change(spaced_folder / "tokenizer_config.json", add_bos_token=True, add_eos_token=True)
+        ids = from_hf(spaced_folder).encode("dog")
+        assert (ids[0], ids[-1]) == (1, 2)
+
+    def test_named_tokens_become_control_tokens(self, from_hf: Build, spaced_folder: Path) -> None:
+        self._change(spaced_folder / "tokenizer_config.json", eot_token="e", additional_special_tokens=["a"])
+        tokenizer = from_hf(spaced_folder)
+        assert len(tokenizer.eos_token_ids) == 2
+        assert {tokenizer.id_to_token(i) for i in tokenizer.special_token_ids} == {"<unk>", "<s>", "</s>", "e", "a"}
+
+    def test_declared_tokens_are_added(self, from_hf: Build, spaced_folder: Path) -> None:
+        declared = {"420": {"content": "<|tool|>", "special": True, "lstrip": False, "rstrip": False}}
+        self._change(spaced_folder / "tokenizer_config.json", added_tokens_decoder=declared)
+        tokenizer = from_hf(spaced_folder)
+        ids = tokenizer.encode("dog <|tool|>", add_special_tokens=False)
+        assert ids[-1] == 420
+        assert 420 in tokenizer.special_token_ids
+        assert tokenizer.decode(ids) == "dog "
+        spelled = tokenizer.encode("dog <|tool|>", allow_special=False)
+        assert tokenizer.decode(spelled) == "dog <|tool|>"
+
+    def test_a_token_beyond_the_embedding_is_refused_when_used(self, from_hf: Build, spaced_folder: Path) -> None:
+        declared = {"420": {"content": "<|image|>", "special": True}}
+        self._change(spaced_folder / "tokenizer_config.json", added_tokens_decoder=declared)
+        tokenizer = from_hf(spaced_folder, vocab_size=420)
+        assert tokenizer.decode(tokenizer.encode("dog")) == "dog"
+        with pytest.raises(RequestError, match=r"'<\|image\|>' \(id 420\).*only 420 rows"):
+            tokenizer.encode("dog <|image|>")
+
+    def test_truncation_and_padding_of_the_file_are_not_used(self, from_hf: Build, spaced_folder: Path) -> None:
+        truncation = {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0}
+        self._change(spaced_folder / "tokenizer.json", truncation=truncation)
+        tokenizer = from_hf(spaced_folder)
+        assert tokenizer.decode(tokenizer.encode("the quick brown fox")) == "the quick brown fox"
+
+    @pytest.mark.parametrize(
+        ("decoder", "strips"),
+        [
+            ({"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True}, True),
+            ({"type": "Metaspace", "replacement": "▁", "prepend_scheme": "never", "split": True}, False),
+        ],
+    )
+    def test_metaspace_decoders_are_understood(
+        self, from_hf: Build, spaced_folder: Path, decoder: dict[str, Any], strips: bool
+    ) -> None:
+        self._change(spaced_folder / "tokenizer.json", decoder=decoder)
+        tokenizer = from_hf(spaced_folder)
+        assert tokenizer.strips_leading_space == strips
+        assert tokenizer.decode(tokenizer.encode("the dog")) == ("the dog" if strips else " the dog")
+
+    @pytest.mark.parametrize(
+        "decoder", [None, {"type": "WordPiece", "prefix": "##", "cleanup": True}, {"type": "Sequence", "decoders": []}]
+    )
+    def test_other_decoders_are_refused(self, from_hf: Build, spaced_folder: Path, decoder: Any) -> None:
+        self._change(spaced_folder / "tokenizer.json", decoder=decoder)
+        with pytest.raises(ModelError, match="is not supported in this form; supported: ByteLevel"):
+            from_hf(spaced_folder)
+
+    @pytest.mark.parametrize(
+        ("file", "text", "message"),
+        [
+            ("tokenizer.json", "{", "cannot be read as a tokenizer"),
+            ("tokenizer_config.json", "{", "is not valid JSON"),
+            ("tokenizer_config.json", "[]", "holds list; expected a JSON object"),
+            ("tokenizer_config.json", '{"eos_token": "<nope>"}', "eos_token='<nope>' is not a token"),
+            ("tokenizer_config.json", '{"added_tokens_decoder": {"x": 1}}', "not a table of id to token"),
+            ("tokenizer_config.json", '{"added_tokens_decoder": {"7": {"content": "<s>"}}}', "the id 7.*makes it 1"),
+        ],
+    )
+    def test_broken_files_are_named(
+        self, from_hf: Build, spaced_folder: Path, file: str, text: str, message: str
+    ) -> None:
+        (spaced_folder / file).write_text(text, encoding="utf-8")
+        with pytest.raises(ModelError, match=f"{file}.*{message}"):
+            from_hf(spaced_folder)
+
+    def test_a_folder_without_tokenizer_json_says_what_to_do(self, from_hf: Build, tmp_path: Path) -> None:
+        with pytest.raises(ModelError, match=r"has no tokenizer\.json.*GGUF"):
+            from_hf(tmp_path)

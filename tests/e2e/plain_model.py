@@ -1,0 +1,56 @@
+"""The plain model: greedy decoding by full recomputation in Transformers, one sequence at a time, no cache."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+__all__ = ["GAP", "PlainModel", "load_plain_model"]
+
+GAP = 1e-4
+"""A mismatch counts only where the plain model's best two logits differ by more than this."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlainModel:
+    """A model to compare with."""
+
+    module: Any
+
+    @torch.inference_mode()
+    def greedy(self, prompt: tuple[int, ...], num_tokens: int) -> list[int]:
+        """The next `num_tokens` tokens, end-of-sequence ignored."""
+        ids = list(prompt)
+        for _ in range(num_tokens):
+            ids.append(int(self._logits(ids)[-1].argmax()))
+        return ids[len(prompt) :]
+
+    @torch.inference_mode()
+    def assert_greedy(self, prompt: list[int], output: list[int]) -> None:
+        """Asserts that `output` is what greedy decoding gives; up to the first near tie, behind which nothing counts."""
+        logits = self._logits(prompt + output)[len(prompt) - 1 : -1]  # [len(output), V]
+        for position, token_id in enumerate(output):
+            best = logits[position].topk(2)
+            if token_id != int(best.indices[0]):
+                gap = float(best.values[0] - best.values[1])
+                assert gap <= GAP, (
+                    f"output position {position}: got {token_id}, plain model says {int(best.indices[0])} "
+                    f"(top-2 gap {gap:.2e}) after {output[:position]}"
+                )
+                return
+
+    def _logits(self, ids: list[int]) -> torch.Tensor:
+        logits: torch.Tensor = self.module(torch.tensor([ids])).logits[0].float()
+        return logits
+
+
+@cache
+def load_plain_model(folder: Path) -> PlainModel:
+    """Loads a Hugging Face folder in fp32."""
+    from transformers import AutoModelForCausalLM
+
+    return PlainModel(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval())

@@ -1,0 +1,132 @@
+"""Every lossless combination of plugins gives the plain model's greedy tokens, in fp32, on a tiny model.
+
+CI runs a covering array; `pytest tests/e2e/test_combinations.py --full-matrix` runs the full product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.e2e.covering_array import full_product, pairwise_cases
+from tests.e2e.plain_model import PlainModel, load_plain_model
+from tests.e2e.preempting_scheduler import PreemptingConfig
+from tokenloom import LLM, SamplingParams
+from tokenloom.interfaces.contract import KINDS, PluginChoice
+from tokenloom.plugins import default_registry
+
+NUM_OUTPUT_TOKENS = 19
+AXES: dict[str, tuple[Any, ...]] = {
+    "attention": ("torch_sdpa",),
+    "cache": ("none", "hash"),
+    "spec_decode": ("none", "ngram"),
+    "quant": ("none", "int8"),
+    "executor": ("local",),
+    "scheduler": ("fcfs", "preempting"),
+    "block_size": (1, 4, 16),
+    "budget": (1, 7, 64),
+    "num_blocks": ("tight", "ample"),
+}
+SETTINGS = {"block_size", "budget", "num_blocks"}
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "case" in metafunc.fixturenames:
+        make = full_product if metafunc.config.getoption("--full-matrix") else pairwise_cases
+        cases = make(AXES)
+        metafunc.parametrize("case", cases, ids=["-".join(str(v) for v in case.values()) for case in cases])
+
+
+def test_axes_name_every_installed_plugin() -> None:
+    """A new plugin must join the matrix."""
+    assert set(AXES) - SETTINGS == set(KINDS)
+    for kind in KINDS:
+        assert set(default_registry().names(kind)) <= set(AXES[kind]), kind
+
+
+def test_combination_equals_the_plain_model(
+    case: dict[str, Any], build_llm: Callable[..., LLM], tiny_folder: Path, rounded_folder: Path
+) -> None:
+    block_size = case["block_size"]
+    prompts = _prompts(block_size)
+    longest = max(len(prompt) for prompt in prompts) + NUM_OUTPUT_TOKENS
+    # Tight: room for the longest request and half as much again, so that requests preempt one another.
+    tight = 1 + -(-longest * 3 // (2 * block_size))
+    num_blocks = tight if case["num_blocks"] == "tight" else 1500 // block_size + 40
+    overrides = [f"{kind}={case[kind]}" for kind in KINDS if kind != "scheduler" or case[kind] != "preempting"]
+    limits = {"max_num_batched_tokens": case["budget"], "max_num_seqs": 6}
+    scheduler = None
+    if case["scheduler"] == "preempting":
+        scheduler = PluginChoice("scheduler", "preempting", PreemptingConfig(**limits))
+    else:
+        overrides += [f"scheduler.{name}={value}" for name, value in limits.items()]
+    llm = build_llm(*overrides, f"cache.block_size={block_size}", f"cache.num_blocks={num_blocks}", scheduler=scheduler)
+    params = SamplingParams(temperature=0.0, max_tokens=NUM_OUTPUT_TOKENS, ignore_eos=True)
+    outputs = llm.generate(prompts, params)
+    plain = load_plain_model(rounded_folder if case["quant"] == "int8" else tiny_folder)
+    for prompt, output in zip(prompts, outputs, strict=True):
+        assert len(output.outputs[0].token_ids) == NUM_OUTPUT_TOKENS
+        plain.assert_greedy(prompt, output.outputs[0].token_ids)
+    usage = llm.engine.kv_usage()
+    assert usage["active"] == 0
+    assert usage["free"] + usage["cached"] == num_blocks - 1
+    # With a budget of one token only one request runs at a time, and it must stay.
+    if case["scheduler"] == "preempting" and case["budget"] > 1:
+        assert llm.engine.stats.num_preemptions >= len(prompts)
+
+
+@pytest.mark.parametrize("cache", ["none", "hash"])
+def test_preemption_at_every_output_position(cache: str, build_llm: Callable[..., LLM], tiny_folder: Path) -> None:
+    config = PreemptingConfig(stride=2, max_num_seqs=6)
+    scheduler = PluginChoice("scheduler", "preempting", config)
+    llm = build_llm(f"cache={cache}", "cache.block_size=4", scheduler=scheduler)
+    # With stride 2 and three requests, each output length has one that is preempted just there, and one that stays.
+    prompts = _prompts(4)[:3]
+    outputs = llm.generate(prompts, SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True))
+    for prompt, output in zip(prompts, outputs, strict=True):
+        load_plain_model(tiny_folder).assert_greedy(prompt, output.outputs[0].token_ids)
+    assert {length for _, length in config.log} == set(range(1, 24))
+    assert llm.engine.stats.num_recomputed_tokens > 0
+
+
+def test_drafts_are_accepted_where_the_matrix_runs(build_llm: Callable[..., LLM]) -> None:
+    """The matrix would prove nothing about speculation if no draft were ever accepted, or all of them."""
+    llm = build_llm("spec_decode=ngram", "cache.block_size=4")
+    llm.generate(_prompts(4), SamplingParams(temperature=0.0, max_tokens=64, ignore_eos=True))
+    stats = llm.engine.stats
+    assert 0 < stats.num_accepted_tokens < stats.num_draft_tokens
+
+
+@pytest.fixture(scope="session")
+def rounded_folder(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny model with every linear weight rounded as quant=int8 does: per output channel, absmax / 127."""
+    folder = tmp_path_factory.mktemp("rounded")
+    tensors = load_file(tiny_folder / "model.safetensors")
+    for name, weight in tensors.items():
+        if name.endswith("_proj.weight"):
+            scale = weight.abs().amax(dim=1, keepdim=True) / 127
+            tensors[name] = (weight / scale).round().clamp(-127, 127) * scale
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "config.json").write_bytes((tiny_folder / "config.json").read_bytes())
+    return folder
+
+
+def test_plain_model_is_a_model(tiny_folder: Path) -> None:
+    """Its greedy output varies, so that equality means something."""
+    plain: PlainModel = load_plain_model(tiny_folder)
+    tokens = plain.greedy(tuple(_prompts(4)[0]), 24)
+    assert len(set(tokens)) > 8
+
+
+def _prompts(block_size: int) -> list[list[int]]:
+    """Lengths around block borders; two share a prefix, two are equal, one repeats itself."""
+    generator = torch.Generator().manual_seed(block_size)
+    lengths = sorted({max(1, block_size - 1), block_size, block_size + 1, 2 * block_size})
+    prompts: list[list[int]] = [torch.randint(1, 250, (n,), generator=generator).tolist() for n in lengths]
+    shared: list[int] = torch.randint(1, 250, (2 * block_size + 1,), generator=generator).tolist()
+    return [*prompts, shared + [7, 8], shared + [9], shared + [9], [5, 6, 7] * 5]

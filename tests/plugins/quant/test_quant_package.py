@@ -1,0 +1,36 @@
+"""What the package of built-in quantizers declares, and the quantizer that quantizes nothing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import tokenloom_quant
+import torch
+from tokenloom.interfaces.quant import LayerSpec, QuantContext, Shard
+from tokenloom.plugins import Registry
+from tokenloom_quant.none import NoneConfig
+
+
+def test_package_declares_plugins_whose_config_classes_exist() -> None:
+    registry = Registry.from_modules([tokenloom_quant])
+    assert registry.names("quant") == ("int8", "none")
+    assert registry.load_config_class("quant", "none") is NoneConfig
+    assert registry.load_config_class("quant", "int8").__name__ == "Int8Config"
+
+
+def test_package_imports_without_torch() -> None:
+    code = "import sys, tokenloom_quant; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_none_covers_nothing() -> None:
+    quantizer = NoneConfig().build(QuantContext(torch.float32, torch.device("cpu")))
+    spec = LayerSpec("model.embed_tokens", "embedding", 8, 16, (Shard("embed_tokens", 16),))
+    assert not quantizer.covers(spec)
+    assert quantizer.fingerprint == "none"
+    with pytest.raises(AssertionError, match="covers nothing"):
+        quantizer.create_linear(spec)
+    with pytest.raises(AssertionError, match="covers nothing"):
+        quantizer.create_embedding(spec)

@@ -1,0 +1,93 @@
+"""What README.md shows runs: every `tokenloom` command, every Python block, every link; and its table is complete."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tokenloom.plugins import default_registry
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCUMENTS = sorted(
+    [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")],
+    key=lambda path: path.as_posix(),
+)
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
+SHELL = [block for language, block in BLOCKS if language == "bash"]
+PYTHON = [block for language, block in BLOCKS if language == "python"]
+RUNNABLE = {"tokenloom", "echo"}
+RUN_ELSEWHERE = {"make", "pip"}
+"""Set-up commands: CI starts with them, and tests/test_wheel.py installs."""
+
+
+def programs(block: str) -> set[str]:
+    return {line.split()[0] for line in block.splitlines() if line.strip() and not line.startswith("#")}
+
+
+def run(command: list[str], cwd: Path) -> subprocess.CompletedProcess[str]:
+    # `tokenloom` lies beside the interpreter that runs the tests.
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    return subprocess.run(
+        command,
+        cwd=cwd,
+        env={**os.environ, "PATH": path},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_every_block_is_of_a_language_that_is_checked() -> None:
+    assert {language for language, _ in BLOCKS} == {"bash", "python"}
+    assert [sorted(programs(block)) for block in SHELL if not programs(block) <= RUNNABLE | RUN_ELSEWHERE] == []
+    assert [block for block in SHELL if programs(block) & RUNNABLE and programs(block) & RUN_ELSEWHERE] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block", [block for block in SHELL if programs(block) <= RUNNABLE])
+def test_commands_run(block: str, tmp_path: Path) -> None:
+    done = run(["bash", "-euo", "pipefail", "-c", block], tmp_path)
+    assert done.returncode == 0, f"{block}\n{done.stdout}\n{done.stderr}"
+    assert done.stdout.strip(), f"{block}\nprinted nothing"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block", PYTHON)
+def test_python_runs(block: str, tmp_path: Path) -> None:
+    done = run([sys.executable, "-W", "error::DeprecationWarning:__main__", "-c", block], tmp_path)
+    assert done.returncode == 0, f"{block}\n{done.stdout}\n{done.stderr}"
+
+
+@pytest.mark.parametrize("wrong", ["scheduler=fifo", "cache.blok_size=32"])
+def test_the_mistakes_that_it_shows_are_refused(wrong: str, tmp_path: Path) -> None:
+    assert wrong in README
+    done = run(["tokenloom", "config", wrong], tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: ")
+
+
+def test_the_table_lists_every_built_in_plugin() -> None:
+    listed = re.findall(r"^\| `([\w.]+)` \| `(\w+)` \|", README, re.MULTILINE)
+    built_in = {(p.info.kind, p.info.name) for p in default_registry().plugins() if p.package == "tokenloom"}
+    assert len(listed) == len(set(listed))
+    assert set(listed) == built_in
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_links_lead_somewhere(document: Path) -> None:
+    links = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", document.read_text(encoding="utf-8"))
+    assert [link for link in links if "://" not in link and not (document.parent / link).exists()] == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_the_files_that_a_document_names_exist(document: Path) -> None:
+    named = re.findall(
+        r"`((?:core|plugins|conf|docs|tests|examples|benchmarks)/[\w./-]+)`", document.read_text(encoding="utf-8")
+    )
+    assert [name for name in named if not (ROOT / name).exists()] == []
