@@ -2,9 +2,9 @@
 
     OMP_NUM_THREADS=2 python benchmarks/attention_step.py --layers 30 --dtype bfloat16
 
-A step is `prepare` once, then `write_kv` and `forward` of every layer. Several steps run; the figure of a step is the sum
-of each layer's fastest time, which leaves out what other programs of the machine take. Contexts are ragged: the sequences
-of a case are 0.75 to 1.25 times the stated length.
+A step is `prepare` once, then `write_kv` and `forward` of every layer. Several steps run; the figure of a step is the
+sum of each layer's fastest time, which leaves out what other programs of the machine take. Contexts are ragged: the
+sequences of a case are 0.75 to 1.25 times the stated length.
 """
 
 from __future__ import annotations

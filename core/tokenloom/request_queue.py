@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Iterator, Sequence
-from typing import final
+from typing import final, overload
 
 from tokenloom.request import Request
 
@@ -46,7 +46,13 @@ class RequestQueue(Sequence[Request]):
     def __iter__(self) -> Iterator[Request]:
         return (entry[2] for entry in self._entries)
 
-    def __getitem__(self, index: int) -> Request:  # type: ignore[override]
+    @overload
+    def __getitem__(self, index: int) -> Request: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Request]: ...
+    def __getitem__(self, index: int | slice) -> Request | list[Request]:
+        if isinstance(index, slice):
+            return [entry[2] for entry in self._entries[index]]
         return self._entries[index][2]
 
 

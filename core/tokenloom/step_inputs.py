@@ -52,8 +52,17 @@ class StepInputs:
 class StepInputsBuilder:
     """Holds the persistent buffers that every step's tensors are views of."""
 
-    def __init__(self, state: BatchState, max_num_tokens: int, max_num_seqs: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        state: BatchState,
+        windows: Sequence[int | None],
+        max_num_tokens: int,
+        max_num_seqs: int,
+        device: torch.device,
+    ) -> None:
+        """`windows` holds each KV group's; the maxima size the buffers."""
         self._state = state
+        self._windows = tuple(windows)
         self._device = device
         self._token_ids = _Buffer(max_num_tokens, torch.int64, device)
         self._positions = _Buffer(max_num_tokens, torch.int64, device)
@@ -95,8 +104,11 @@ class StepInputsBuilder:
                 tree_mask=tree_mask,
                 query_lens_cpu=query_lens_cpu,
                 seq_lens_cpu=seq_lens_cpu,
+                window=window,
             )
-            for table, buffer, slots in zip(state.block_tables, self._tables, self._slots, strict=True)
+            for table, buffer, slots, window in zip(
+                state.block_tables, self._tables, self._slots, self._windows, strict=True
+            )
         )
         sampling = [(row, int(cu[index + 1])) for index, row in enumerate(rows) if row.samples]
         num_logits_rows = tuple(1 + len(row.draft_token_ids) for row, _ in sampling)

@@ -30,7 +30,7 @@ class PreemptingConfig(SchedulerConfig):
     """Settings of the scheduler below, which notes each preemption in `log`."""
 
     max_chunk_tokens: int | None = None
-    stride: Annotated[int, Field(ge=2)] = 2
+    stride: Annotated[int, Field(ge=1)] = 1
     _log: list[tuple[str, int]] = PrivateAttr(default_factory=list)
 
     @property
@@ -44,7 +44,10 @@ class PreemptingConfig(SchedulerConfig):
 
 @final
 class Preempting(Scheduler):
-    """Preempts the i-th request that it sees at output lengths n with n % stride == i % stride, once for each n."""
+    """Preempts every request but the first once at each output length that is a multiple of `stride`.
+
+    The first one stays, and after it the last one left, or a step might schedule nothing.
+    """
 
     def __init__(self, config: PreemptingConfig) -> None:
         # Only the chunk size of this config is read by the policy.
@@ -52,26 +55,19 @@ class Preempting(Scheduler):
         self._inner = PolicyScheduler(policy)
         self._stride = config.stride
         self._log = config.log
-        self._done: set[tuple[str, int]] = set()
-        self._arrived: dict[str, int] = {}
+        self._first: str | None = None
 
     def schedule(self, view: SchedulerView, ledger: Ledger) -> SchedulePlan:
         for request in view.running:
             length = request.num_output_tokens
-            is_due = length > 0 and length % self._stride == self._arrived[request.request_id] % self._stride
-            # One request must stay, or the step would schedule nothing.
-            if (
-                is_due
-                and (request.request_id, length) not in self._done
-                and ledger.num_preempted + 1 < len(view.running)
-            ):
+            is_due = length > 0 and length % self._stride == 0 and request.request_id != self._first
+            if is_due and (request.request_id, length) not in self._log and ledger.num_preempted + 1 < len(view.running):
                 ledger.preempt(request)
         return self._inner.schedule(view, ledger)
 
     def observe(self, event: SchedulerEvent) -> None:
         self._inner.observe(event)
         if isinstance(event, RequestPreempted):
-            self._done.add((event.request.request_id, event.request.num_output_tokens))
             self._log.append((event.request.request_id, event.request.num_output_tokens))
-        elif isinstance(event, RequestArrived):
-            self._arrived.setdefault(event.request.request_id, len(self._arrived))
+        elif isinstance(event, RequestArrived) and self._first is None:
+            self._first = event.request.request_id

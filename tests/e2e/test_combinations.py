@@ -82,15 +82,16 @@ def test_combination_equals_the_plain_model(
 
 @pytest.mark.parametrize("cache", ["none", "hash"])
 def test_preemption_at_every_output_position(cache: str, build_llm: Callable[..., LLM], tiny_folder: Path) -> None:
-    config = PreemptingConfig(stride=2, max_num_seqs=6)
+    config = PreemptingConfig(max_num_seqs=6)
     scheduler = PluginChoice("scheduler", "preempting", config)
     llm = build_llm(f"cache={cache}", "cache.block_size=4", scheduler=scheduler)
-    # With stride 2 and three requests, each output length has one that is preempted just there, and one that stays.
     prompts = _prompts(4)[:3]
-    outputs = llm.generate(prompts, SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True))
+    # The first request outlives the others, which are preempted at each of their output lengths.
+    params = [SamplingParams(temperature=0.0, max_tokens=n, ignore_eos=True) for n in (80, 24, 24)]
+    outputs = llm.generate(prompts, params)
     for prompt, output in zip(prompts, outputs, strict=True):
         load_plain_model(tiny_folder).assert_greedy(prompt, output.outputs[0].token_ids)
-    assert {length for _, length in config.log} == set(range(1, 24))
+    assert sorted(length for _, length in config.log) == sorted([*range(1, 24), *range(1, 24)])
     assert llm.engine.stats.num_recomputed_tokens > 0
 
 

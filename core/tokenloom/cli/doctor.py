@@ -7,6 +7,7 @@ import click
 from tokenloom.capability_check import missing_imports
 from tokenloom.cli.console import print_table
 from tokenloom.cli.machine import Machine, examine_machine, library_versions
+from tokenloom.cli.plugins import kind_order
 from tokenloom.errors import PluginError
 from tokenloom.loader.pypi_source import PypiSpec
 from tokenloom.loader.sources import DEFAULT_MODEL, model_cache_dir
@@ -29,7 +30,8 @@ def doctor() -> int:
     versions = library_versions()
     print_table(("library", "version"), [(name, found or "not installed") for name, found in versions.items()])
     print_table(
-        ("plugin", "package", "here"), [_plugin_row(plugin, registry, machine) for plugin in registry.plugins()]
+        ("plugin", "package", "here"),
+        [_plugin_row(plugin, registry, machine) for plugin in sorted(registry.plugins(), key=kind_order)],
     )
     if registry.broken:
         print_table(("broken package", "why"), [(broken.package, broken.error) for broken in registry.broken])

@@ -11,10 +11,10 @@ from tokenloom.cli.console import print_table
 from tokenloom.cli.lazy_group import load_target
 from tokenloom.cli.main import COMMANDS
 from tokenloom.compose import KEYWORDS
-from tokenloom.compose.conf_folders import conf_folders, group_options
+from tokenloom.compose.conf_folders import conf_folders, display_path, group_options
 from tokenloom.compose.config_keys import KeyDoc, document_model, near_keys, settings_models
 from tokenloom.compose.overrides import value_word
-from tokenloom.errors import ConfigError, PluginError
+from tokenloom.errors import ConfigError, PluginError, did_you_mean
 from tokenloom.interfaces.contract import CONTRACT_VERSIONS, SUB_KINDS
 from tokenloom.plugins import Registry, default_registry
 
@@ -49,13 +49,15 @@ class _Entry:
 @click.command()
 @click.argument("key")
 def explain(key: str) -> None:
-    """Explain a key (scheduler.max_num_seqs, max_num_seqs), a group (cache.eviction) or a plugin (scheduler=fcfs)."""
+    """Explain a key (scheduler.max_num_seqs, max_num_seqs), a group (cache.eviction) or an option (scheduler=fcfs)."""
     registry = default_registry()
     group, _, name = key.replace("/", ".").partition("=")
     group = KEYWORDS.get(group, group)
     entries = _all_entries(registry)
     exact = [entry for entry in entries if entry.doc.key == group]
-    if name:
+    if name and group not in CONTRACT_VERSIONS:
+        _explain_option(registry, group, name)
+    elif name:
         _explain_plugin(registry, group, name, entries)
     elif group in GROUP_DOCS:
         _explain_group(registry, group, entries)
@@ -145,6 +147,20 @@ def _explain_plugin(registry: Registry, kind: str, name: str, entries: Iterable[
     for sub_kind, default in info.sub_kinds.items():
         click.echo(f"  part          {sub_kind}, by default {default}")
     _print_keys(entry for entry in entries if plugin.label in entry.owners)
+
+
+def _explain_option(registry: Registry, group: str, name: str) -> None:
+    """Shows the file of an option that is no plugin: a preset or a model."""
+    folders = conf_folders(registry, None)
+    options = group_options(folders).get(group, [])
+    if name not in options:
+        raise ConfigError(
+            f"{group}={name}: no such {group}; choose one of {', '.join(options)}.{did_you_mean(name, options)}"
+        )
+    for folder in folders:
+        path = folder.path / group.replace(".", "/") / f"{name}.yaml"
+        if path.is_file():
+            click.echo(f"{display_path(folder, f'{group}/{name}')}\n\n{path.read_text(encoding='utf-8')}", nl=False)
 
 
 def _print_keys(entries: Iterable[_Entry]) -> None:

@@ -10,7 +10,7 @@ from tokenloom.cli.console import print_json, print_table
 from tokenloom.interfaces.contract import CONTRACT_VERSIONS
 from tokenloom.plugins import RegisteredPlugin, Registry, default_registry
 
-__all__ = ["plugins"]
+__all__ = ["kind_order", "plugins"]
 
 
 @click.command()
@@ -18,7 +18,7 @@ __all__ = ["plugins"]
 def plugins(as_json: bool) -> None:
     """List the installed plugins: kind, name, package, version, contract and capabilities."""
     registry = default_registry()
-    found = sorted(registry.plugins(), key=_kind_order)
+    found = sorted(registry.plugins(), key=kind_order)
     if as_json:
         print_json({"plugins": [_as_json(plugin) for plugin in found], "broken": _broken_as_json(registry)})
         return
@@ -32,7 +32,8 @@ def plugins(as_json: bool) -> None:
         print_table(("broken package", "entry point", "why"), rows)
 
 
-def _kind_order(plugin: RegisteredPlugin) -> tuple[int, str, str]:
+def kind_order(plugin: RegisteredPlugin) -> tuple[int, str, str]:
+    """Sorts plugins by kind, in the order of the contracts, then by name."""
     kinds = list(CONTRACT_VERSIONS)
     kind = plugin.info.kind
     return (kinds.index(kind) if kind in kinds else len(kinds), kind, plugin.info.name)

@@ -71,8 +71,7 @@ def compose_config(
     Works inside a program that uses Hydra itself, and from several threads.
 
     Args:
-        overrides: strings such as "scheduler=fcfs", "cache.block_size=32", "experiment=latency", "model=hf:org/name".
-            Of two overrides of one key the last wins.
+        overrides: strings such as "scheduler=fcfs", "experiment=latency"; of two of one key the last wins.
         config_dir: folder of further groups, e.g. with `scheduler/mine.yaml` or `experiment/mine.yaml` in it.
         keywords: Python keywords of `KEYWORDS`, such as {"max_num_seqs": 8}.
         command: pydantic schema of the calling command's own keys, which stand at the top level beside the engine's

@@ -113,7 +113,11 @@ def read_config_file(loader: ConfigLoader, folders: Sequence[ConfigFolder], path
         ConfigError: the file is not valid YAML, not a mapping, or tries to set Hydra's own settings.
     """
     source = next(source for source in loader.get_sources() if source.is_config(path))
-    folder = next(folder for folder in folders if str(folder.path) == source.path)
+    folder = next((folder for folder in folders if str(folder.path) == source.path), None)
+    if folder is None:
+        raise ConfigError(
+            f"a Hydra plugin ({source.provider}) puts its own {path}.yaml in front: {source.path}; remove it"
+        )
     label = display_path(folder, path)
     try:
         values = source.load_config(path).config

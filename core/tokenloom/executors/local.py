@@ -240,7 +240,11 @@ class _Builder:
             kv=kv,
             state=state,
             inputs=StepInputsBuilder(
-                state, scheduler.max_num_batched_tokens, scheduler.max_num_seqs, self._device
+                state,
+                [group.window for group in groups],
+                scheduler.max_num_batched_tokens,
+                scheduler.max_num_seqs,
+                self._device,
             ),
             vocab_size=config.vocab_size,
             device=self._device,

@@ -100,7 +100,7 @@ class AttentionBatch:
 
     Request b owns the query rows cu_seqlens_q[b]:cu_seqlens_q[b+1]. The first of them has slot index
     num_computed = seq_lens[b] - query_len(b) in its sequence. Slot index and position are equal but for trees, where
-    siblings share a position.
+    siblings share a position. A request with seq_lens[b] == 0 and one row is padding: its row of the result is zero.
 
     Attributes:
         cu_seqlens_q: int32 [B + 1], device; cu_seqlens_q[0] == 0, cu_seqlens_q[B] == T.
@@ -115,6 +115,7 @@ class AttentionBatch:
             tree are lower triangular. None means causal among the new tokens. All new tokens see the whole cached
             prefix (within the window, measured by position).
         query_lens_cpu, seq_lens_cpu: host copies, for choosing shapes without a device sync.
+        window: window of all layers of this group, as in `AttentionLayer.window`.
     """
 
     cu_seqlens_q: torch.Tensor
@@ -125,6 +126,7 @@ class AttentionBatch:
     tree_mask: torch.Tensor | None
     query_lens_cpu: Sequence[int]
     seq_lens_cpu: Sequence[int]
+    window: int | None = None
 
     @property
     def num_tokens(self) -> int:

@@ -12,13 +12,14 @@ from tokenloom.models.load_targets import LoadTarget
 __all__ = ["LoadProgress", "ignore_progress", "load_weights"]
 
 LoadProgress = Callable[[str, int, int], None]
-"""Called before each tensor and once at the end: (tensor name, tensors loaded so far, tensors in all)."""
+"""Called as progress(stage, done, total) before each tensor and once at the end; counts of tensors."""
 
 
 def ignore_progress(*_: object) -> None:
     """A `LoadProgress` that tells nobody."""
 
 
+_STAGE = "loading weights"
 _NUM_NAMED = 3  # how many tensors an error lists
 
 
@@ -44,7 +45,7 @@ def load_weights(
     _check_names(names, owners, targets, checkpoint)
     pending = Counter(id(owners[_part(name)]) for name in names)
     for done, name in enumerate(names):
-        progress(name, done, len(names))
+        progress(_STAGE, done, len(names))
         target = owners[_part(name)]
         tensor = checkpoint.load(name, target.load_dtype)
         shape = target.shape(name)
@@ -54,7 +55,7 @@ def load_weights(
         pending[id(target)] -= 1
         if pending[id(target)] == 0:
             target.finalize()
-    progress("", len(names), len(names))
+    progress(_STAGE, len(names), len(names))
 
 
 def _part(name: str) -> str:

@@ -19,8 +19,8 @@ __all__ = ["Int8Product", "quantize_rows"]
 _logger = logging.getLogger(__name__)
 
 _MAX_LEVEL = 127
-# Measured: up to a dozen rows the int8 product beats converting the weights; its time grows with every row.
-_MAX_INT8_ROWS = 12
+# Measured: up to some twenty rows the int8 product beats converting the weights; its time grows with every row.
+_MAX_INT8_ROWS = 20
 _INT8_MULTIPLE = 16  # the op reads past rows whose length is no multiple of 16, and does not check
 _BLOCK_ELEMENTS = 1 << 20  # converted at a time: a few megabytes that the allocator reuses, whatever the layer's size
 

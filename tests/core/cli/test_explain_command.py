@@ -50,12 +50,22 @@ def test_a_kind_lists_plugins_parts_and_keys(run_cli: RunCli) -> None:
 def test_a_plugin_shows_package_and_its_own_keys(run_cli: RunCli) -> None:
     code, out, _ = run_cli("explain", "spec_decode=ngram")
     assert code == 0
-    for part in ("tokenloom 0.1.0", "spec_decode.policy, by default fixed", "spec_decode.num_draft_tokens"):
+    for part in ("tokenloom 0.1.0", "spec_decode.policy, by default fixed", "spec_decode.min_n"):
         assert part in out
 
 
 def test_presets_are_listed(run_cli: RunCli) -> None:
     assert "Choose with experiment=NAME: debug, latency." in run_cli("explain", "experiment")[1]
+
+
+def test_a_preset_shows_its_file(run_cli: RunCli) -> None:
+    code, out, _ = run_cli("explain", "experiment=latency")
+    assert code == 0
+    assert "conf/experiment/latency.yaml" in out
+    assert "max_num_seqs: 8" in out
+    code, _, err = run_cli("explain", "experiment=latnecy")
+    assert code == 2
+    assert "Did you mean 'latency'?" in err
 
 
 @pytest.mark.parametrize(

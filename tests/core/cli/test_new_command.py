@@ -37,9 +37,9 @@ def names() -> dict[str, str]:
     return {kind: f"made_{kind.rpartition('.')[2]}" for kind in TEMPLATED_KINDS}
 
 
-def run(*command: str | Path, path: Sequence[Path] = ()) -> str:
+def run(*command: str | Path, path: Sequence[Path] = (), cwd: Path | None = None) -> str:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, path))}
-    done = subprocess.run([*map(str, command)], env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run([*map(str, command)], env=environment, cwd=cwd, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{command} failed:\n{done.stdout}\n{done.stderr}"
     return done.stdout
 
@@ -121,21 +121,10 @@ def test_no_placeholder_is_left_in_what_is_written(packages: Path, kind: str) ->
 
 
 def test_generated_code_is_clean(packages: Path) -> None:
+    options = ("--isolated", "--line-length", "120", "--no-cache")
     for folder in packages.iterdir():
-        options = ("--isolated", "--select", "E,F,I,UP,B,SIM,RUF022", "--line-length", "120", "--no-cache")
-        run(sys.executable, "-m", "ruff", "check", *options, folder)
-        run(
-            sys.executable,
-            "-m",
-            "ruff",
-            "format",
-            "--isolated",
-            "--line-length",
-            "120",
-            "--check",
-            "--no-cache",
-            folder,
-        )
+        run(sys.executable, "-m", "ruff", "check", *options, "--select", "E,F,I,UP,B,SIM,RUF022", ".", cwd=folder)
+        run(sys.executable, "-m", "ruff", "format", *options, "--check", ".", cwd=folder)
 
 
 @pytest.mark.slow
@@ -188,7 +177,7 @@ for plugin in registry.plugins():
 
 @pytest.mark.slow
 def test_generated_plugins_give_the_plain_models_tokens(site: Path, tmp_path: Path) -> None:
-    model = write_tiny_llama(tmp_path / "model")
+    model = write_tiny_llama(tmp_path / "model", with_tokenizer=True)
     chosen = [f"{kind}={name}" for kind, name in names().items() if "." not in kind]
     parts = {
         "scheduler.victim": "scheduler=fcfs",

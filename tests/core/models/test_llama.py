@@ -167,11 +167,14 @@ def test_llama_caps_its_logits(tmp_path: Path) -> None:
     torch.testing.assert_close(capped, 2.0 * torch.tanh(plain / 2.0))
 
 
-def test_llama_deterministic_rows_do_not_depend_on_the_batch_bit_for_bit(tmp_path: Path) -> None:
-    model = build(write_tiny_llama(tmp_path, dtype=torch.bfloat16), torch.bfloat16, deterministic=True)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_llama_deterministic_rows_do_not_depend_on_the_batch_bit_for_bit(tmp_path: Path, dtype: torch.dtype) -> None:
+    # Sizes at which ordinary products do depend on it.
+    folder = write_tiny_llama(tmp_path, num_layers=1, hidden_size=576, intermediate_size=1536)
+    model = build(folder, dtype, deterministic=True)
     prompts = [PROMPT[:5], PROMPT[5:38], PROMPT[38:39]]
-    batched = Sequences(model, 3, 64, torch.bfloat16).feed(*prompts)
-    alone = torch.cat([Sequences(model, 1, 64, torch.bfloat16).feed(prompt) for prompt in prompts])
+    batched = Sequences(model, 3, 64, dtype).feed(*prompts)
+    alone = torch.cat([Sequences(model, 1, 64, dtype).feed(prompt) for prompt in prompts])
     torch.testing.assert_close(batched, alone, rtol=0, atol=0)
 
 

@@ -82,8 +82,31 @@ def test_silu_and_mul_gates_the_second_half_by_the_first(num_rows: int, dtype: t
     torch.testing.assert_close(gate_up, kept, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("dtype", RELATIVE)
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("num_rows", [0, 1, 16, 17, 50])
+def test_row_invariant_linear_is_a_linear_product(num_rows: int, has_bias: bool, dtype: torch.dtype) -> None:
+    x, weight = _random(1, num_rows, 33, dtype=dtype), _random(2, 20, 33, dtype=dtype)
+    bias = _random(3, 20, dtype=dtype) if has_bias else None
+    expected = x.double() @ weight.double().T + (0.0 if bias is None else bias.double())
+    result = torch_ops.row_invariant_linear(x, weight, bias)
+    assert result.dtype == dtype
+    torch.testing.assert_close(result.double(), expected, rtol=2 * RELATIVE[dtype], atol=20 * RELATIVE[dtype])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("num_columns", [33, 576, 1536])
+def test_row_invariant_linear_gives_each_row_the_same_bits_in_any_batch(num_columns: int, dtype: torch.dtype) -> None:
+    x, weight = _random(1, 50, num_columns, dtype=dtype), _random(2, 96, num_columns, dtype=dtype)
+    together = torch_ops.row_invariant_linear(x, weight, None)
+    for start, stop in ((0, 1), (49, 50), (3, 8), (7, 40)):
+        assert torch.equal(torch_ops.row_invariant_linear(x[start:stop], weight, None), together[start:stop])
+
+
 def test_build_op_table_gives_the_reference_on_cpu() -> None:
     table = build_op_table(torch.device("cpu"))
+    assert table.linear is torch_ops.linear
+    assert build_op_table(torch.device("cpu"), deterministic=True).linear is torch_ops.row_invariant_linear
     assert table.rms_norm is torch_ops.rms_norm
     assert table.add_rms_norm is torch_ops.add_rms_norm
     assert table.rotary is torch_ops.rotary

@@ -145,8 +145,6 @@ def test_request_may_be_its_own_victim() -> None:
 
 
 def test_request_without_victim_waits_and_others_go_on() -> None:
-    desk = full_desk("ab")
-    desk.run("c", range(500, 502))
     desk = Desk((6,), cache="none")
     desk.run("a", range(9))
     desk.run("b", range(20, 30))

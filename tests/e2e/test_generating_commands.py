@@ -1,0 +1,130 @@
+"""`tokenloom generate`, `chat` and `bench throughput` on the tiny model, as a person types them."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from tokenloom import LLM, SamplingParams
+from tokenloom.cli import main
+
+
+@pytest.fixture
+def words(tiny_folder: Path) -> list[str]:
+    """Overrides that make an engine of the tiny model."""
+    return [f"model={tiny_folder}", "model.dtype=float32", "cache.num_blocks=100"]
+
+
+def test_generate_streams_text_and_ends_with_times(
+    words: list[str], tiny_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["generate", "hello", *words, "max_tokens=12", "ignore_eos=true"]) == 0
+    captured = capsys.readouterr()
+    with LLM(str(tiny_folder), dtype="float32", num_blocks=100, show_progress=False) as llm:
+        params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+        expected = llm.generate("hello", params)[0].outputs[0].text
+    assert captured.out.rstrip("\n") == expected.rstrip("\n")
+    for part in ("TTFT", "TPOT", "tokens/s", "12 tokens", "0 prompt tokens cached"):
+        assert part in captured.err
+
+
+def test_generate_takes_awkward_prompts(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", "--prompt", "a=b", *words, "max_tokens=2"]) == 0
+    assert main(["generate", *words, "max_tokens=2", "--", "--not-an-option"]) == 0
+    capsys.readouterr()
+    assert main(["generate", "two", "texts", *words]) == 2
+    assert "quote the prompt" in capsys.readouterr().err
+
+
+def test_generate_reads_standard_input(
+    words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("from a pipe"))
+    assert main(["generate", *words, "max_tokens=2"]) == 0
+    assert "TTFT" in capsys.readouterr().err
+
+
+def test_generate_shows_every_choice(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", "x", *words, "max_tokens=4", "n=2", "temperature=1.0", "seed=3"]) == 0
+    assert "--- choice 0 ---" in (out := capsys.readouterr().out)
+    assert "--- choice 1 ---" in out
+
+
+def test_verbose_prints_the_memory_breakdown(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", "x", *words, "max_tokens=1", "-v"]) == 0
+    err = capsys.readouterr().err
+    for part in ("attention=torch_sdpa", "weights", "kv_cache", "activation_peak", "workspace", "float32", "group 0"):
+        assert part in err
+
+
+@pytest.mark.parametrize(
+    ("word", "part"),
+    [
+        ("temperature=-1", "temperature"),
+        ("top_p=2", "top_p"),
+        ("max_tokens=0", "max_tokens"),
+        ("temprature=1", "temperature"),
+        ("attention=nope", "torch_sdpa"),
+        ("scheduler.max_num_seq=3", "scheduler.max_num_seqs"),
+        ("model=/no/such/model", "/no/such/model"),
+        ("engine.pipeline_depth=2", "async_launch"),
+    ],
+)
+def test_mistakes_are_one_clear_message(
+    words: list[str], word: str, part: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["generate", "x", *words, word]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("error:")
+    assert part in err
+    assert "Traceback" not in err
+
+
+def test_chat_keeps_the_conversation(
+    words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("hi\n\nagain\n/reset\nonce more\n/exit\nnever\n"))
+    assert main(["chat", *words, "max_tokens=3", "cache.block_size=4"]) == 0
+    err = capsys.readouterr().err
+    assert err.count("TTFT") == 3
+    # The second turn finds the first one in the prefix cache.
+    assert "[TTFT" in err
+    cached = [int(line.split(", ")[-1].split(" ")[0]) for line in err.splitlines() if line.startswith("[TTFT")]
+    assert cached[0] == 0
+    assert cached[1] > 0
+
+
+def test_bench_writes_figures_and_tokens(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    workload = [{"prompt": [1, 2, 3], "max_tokens": 5}, {"prompt": [4, 5], "max_tokens": 2}]
+    (tmp_path / "work.json").write_text(json.dumps(workload))
+    files = [f"{name}={tmp_path / file}" for name, file in
+             (("workload", "work.json"), ("output", "out.json"), ("dump_tokens", "ids.json"))]
+    assert main(["bench", "throughput", *words, *files, "repetitions=3"]) == 0
+    result = json.loads((tmp_path / "out.json").read_text())
+    assert result["num_output_tokens"] == 7
+    assert result["num_prompt_tokens"] == 5
+    assert result["output_tok_s"] == pytest.approx(7 / result["wall_s"])
+    assert result["total_tok_s"] == pytest.approx(12 / result["wall_s"])
+    assert len(result["repetitions_wall_s"]) == 3
+    assert sorted(result["repetitions_wall_s"])[1] == result["wall_s"]
+    assert result["config"]["cache"]["num_blocks"] == 100
+    assert result["provenance"]["packages"]["torch"]
+    assert result["seed"] == 0
+    assert {"p50", "p90", "p95", "p99"} <= set(result["latency"]["itl_s"])
+    ids = json.loads((tmp_path / "ids.json").read_text())
+    assert [len(row) for row in ids] == [5, 2]
+    assert "output tokens/s" in capsys.readouterr().out
+
+
+def test_bench_refuses_a_missing_folder_before_loading(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "work.json").write_text('[{"prompt": [1], "max_tokens": 1}]')
+    output = f"output={tmp_path / 'missing' / 'out.json'}"
+    assert main(["bench", "throughput", *words, f"workload={tmp_path / 'work.json'}", output]) == 2
+    assert "folder does not exist" in capsys.readouterr().err
