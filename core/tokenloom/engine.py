@@ -71,7 +71,7 @@ class Engine:
 
     def add_request(self, request: Request) -> None:
         """Accepts a request that can run, or raises RequestError with the limit that it exceeds."""
-        check_feasible(request, self.limits)
+        check_feasible(request, self.limits, self._kv.reserved_blocks(request) * self._parts.limits.block_size)
         self._book.add(request)
 
     def abort(self, request_id: str) -> EngineOutput | None:
@@ -138,6 +138,8 @@ class Engine:
         outputs = self._land(self._launch())
         if self._parts.checks == "full":
             self._kv.check()
+        elif self._parts.checks == "cheap":
+            self._kv.check_counts()
         return outputs
 
     def _launch(self) -> _Launched:

@@ -11,7 +11,7 @@ from tokenloom.engine import Engine, EngineParts
 from tokenloom.engine_config import EngineConfig
 from tokenloom.errors import CapabilityError
 from tokenloom.interfaces.cache import CacheConfig, CacheContext, PrefixCache
-from tokenloom.interfaces.executor import ExecutorConfig, ExecutorContext
+from tokenloom.interfaces.executor import ExecutorConfig, ExecutorContext, ModelFacts
 from tokenloom.interfaces.scheduler import SchedulerConfig, SchedulerContext
 from tokenloom.interfaces.spec_decode import DraftPolicy, DraftPolicyContext, SpecDecodeConfig
 from tokenloom.kv.manager import KVManager
@@ -51,47 +51,49 @@ def build_engine(
         if reasons:
             raise CapabilityError(reasons)
 
-    context = ExecutorContext(config, time, progress, check_model)
-    executor = cast(ExecutorConfig, config.executor.config).build(context)
-    facts = executor.model_facts()
-    cache = cast(CacheConfig, config.cache.config)
-    scheduler = cast(SchedulerConfig, config.scheduler.config)
-
-    def build_cache(num_blocks: int) -> PrefixCache:
-        return cache.build(CacheContext(cache.block_size, num_blocks, facts.max_model_len))
-
-    kv = KVManager(facts.kv_groups, facts.num_blocks, cache.block_size, facts.block_root, build_cache, time)
-    limits = SchedulerContext(
-        max_num_seqs=scheduler.max_num_seqs,
-        max_num_batched_tokens=scheduler.max_num_batched_tokens,
-        max_model_len=facts.max_model_len,
-        block_size=cache.block_size,
-        num_usable_blocks=kv.num_usable_blocks,
-    )
-    summary = _summary(config)
-    plugins.notify_engine_started(summary)
-    return Engine(
+    executor = cast(ExecutorConfig, config.executor.config).build(ExecutorContext(config, time, progress, check_model))
+    kv = _build_kv(config, executor.model_facts(), time)
+    limits = _limits(config, executor.model_facts(), kv)
+    summary = {choice.kind: choice.name for choice in config.choices()}
+    engine = Engine(
         EngineParts(
             executor=executor,
-            scheduler=scheduler.build(limits),
+            scheduler=cast(SchedulerConfig, config.scheduler.config).build(limits),
             scheduler_name=config.scheduler.name,
             kv=kv,
-            draft_policy=_draft_policy(config, scheduler),
+            draft_policy=_draft_policy(config, limits),
             limits=limits,
             clock=time,
             checks=config.debug.checks,
             on_close=lambda: plugins.notify_engine_stopped(summary),
         )
     )
+    plugins.notify_engine_started(summary)
+    return engine
 
 
-def _draft_policy(config: EngineConfig, scheduler: SchedulerConfig) -> DraftPolicy | None:
+def _build_kv(config: EngineConfig, facts: ModelFacts, clock: Clock) -> KVManager:
+    cache = cast(CacheConfig, config.cache.config)
+
+    def build_cache(num_blocks: int) -> PrefixCache:
+        return cache.build(CacheContext(cache.block_size, num_blocks, facts.max_model_len))
+
+    return KVManager(facts.kv_groups, facts.num_blocks, cache.block_size, facts.block_root, build_cache, clock)
+
+
+def _limits(config: EngineConfig, facts: ModelFacts, kv: KVManager) -> SchedulerContext:
+    scheduler = cast(SchedulerConfig, config.scheduler.config)
+    return SchedulerContext(
+        max_num_seqs=scheduler.max_num_seqs,
+        max_num_batched_tokens=scheduler.max_num_batched_tokens,
+        max_model_len=facts.max_model_len,
+        block_size=kv.block_size,
+        num_usable_blocks=kv.num_usable_blocks,
+    )
+
+
+def _draft_policy(config: EngineConfig, limits: SchedulerContext) -> DraftPolicy | None:
     choice = cast(SpecDecodeConfig, config.spec_decode.config).draft_policy()
     if choice is None:
         return None
-    context = DraftPolicyContext(scheduler.max_num_seqs, scheduler.max_num_batched_tokens)
-    return cast(DraftPolicy, choice.build(context))
-
-
-def _summary(config: EngineConfig) -> dict[str, str]:
-    return {choice.kind: choice.name for choice in config.choices()}
+    return cast(DraftPolicy, choice.build(DraftPolicyContext(limits.max_num_seqs, limits.max_num_batched_tokens)))

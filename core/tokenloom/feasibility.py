@@ -30,10 +30,15 @@ class RequestLimits:
         return min(self.max_model_len, self.max_kv_tokens + 1)
 
 
-def check_feasible(request: Request, limits: RequestLimits) -> None:
-    """Raises RequestError if the request's prompt cannot run, however long it waits.
+def check_feasible(request: Request, limits: RequestLimits, num_reserved_tokens: int = 0) -> None:
+    """Raises RequestError if the request cannot run, however long it waits.
 
     A prompt that leaves room for fewer than `max_tokens` output tokens runs, and ends with reason "length".
+
+    Args:
+        request: to be added.
+        limits: of this engine.
+        num_reserved_tokens: tokens whose memory the cache reserves for it at admission.
     """
     if not request.prompt_token_ids:
         raise RequestError("the prompt has no tokens; give at least one", "prompt")
@@ -51,6 +56,11 @@ def check_feasible(request: Request, limits: RequestLimits) -> None:
             f"the prompt has {request.num_prompt_tokens} tokens, the whole KV cache holds {limits.max_kv_tokens}; "
             "shorten the prompt or raise cache.num_blocks",
             "prompt",
+        )
+    if num_reserved_tokens > limits.max_kv_tokens:
+        raise RequestError(
+            f"the cache reserves memory for {num_reserved_tokens} tokens, the whole KV cache holds "
+            f"{limits.max_kv_tokens}; lower model.max_model_len or raise cache.num_blocks"
         )
     if request.max_total_tokens > limits.max_total_tokens:
         raise AssertionError(f"max_total_tokens {request.max_total_tokens} exceeds {limits.max_total_tokens}")

@@ -152,9 +152,7 @@ class ModelRunner:
         emitted: list[bool] = verification.is_emitted.tolist()
         return emitted
 
-    def _allowed(
-        self, by_id: dict[str, RowPlan], inputs: StepInputs, cu_rows: np.ndarray
-    ) -> AllowedTokens | None:
+    def _allowed(self, by_id: dict[str, RowPlan], inputs: StepInputs, cu_rows: np.ndarray) -> AllowedTokens | None:
         constrained = []
         for request_id, first in zip(inputs.sampling_ids, cu_rows.tolist()):
             constraint = self._state.constraint(request_id)

@@ -23,7 +23,10 @@ def build_row(request: Request, num_tokens: int, kv: KVManager, *, is_new: bool,
     num_own = request.num_tokens - start
     num_drafts = max(0, num_tokens - num_own)
     samples = num_tokens >= num_own
-    updates = kv.grow(request, start + num_tokens)
+    num_slots = start + num_tokens
+    if is_new:
+        num_slots = max(num_slots, kv.reserved_blocks(request) * kv.block_size)
+    updates = kv.grow(request, num_slots)
     if is_new:
         # The executor has no table yet: all of it is new, but for the null blocks of a window.
         updates = tuple(

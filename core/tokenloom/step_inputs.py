@@ -1,8 +1,8 @@
 """Builds the tensors of one step from a plan, in numpy, without Python work per token.
 
-    request b:   rows cu[b] .. cu[b+1]        own tokens | drafts
-                 slot index  num_computed + 0, 1, 2, ...            (where K and V are stored)
-                 position    the same for own tokens and chains; num_computed + own + depth for tree nodes
+request b:   rows cu[b] .. cu[b+1]        own tokens | drafts
+             slot index  num_computed + 0, 1, 2, ...            (where K and V are stored)
+             position    the same for own tokens and chains; num_computed + own + depth for tree nodes
 """
 
 from __future__ import annotations
@@ -48,6 +48,18 @@ class StepInputs:
     first_rows: _Int64
 
 
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Host arrays of a step: per request [B] its row, first slot and new tokens, cumulated [B + 1]; per token [T]."""
+
+    row_ids: _Int64
+    starts: _Int64
+    counts: _Int64
+    cu: _Int64
+    token_rows: _Int64
+    slot_index: _Int64
+
+
 @final
 class StepInputsBuilder:
     """Holds the persistent buffers that every step's tensors are views of."""
@@ -79,49 +91,50 @@ class StepInputsBuilder:
         counts = np.array([row.num_scheduled_tokens for row in rows], np.int64)  # [B]
         cu = np.zeros(len(rows) + 1, np.int64)
         np.cumsum(counts, out=cu[1:])
-        for row, row_id in zip(rows, row_ids.tolist(), strict=True):
-            if row.draft_token_ids:
-                end = row.num_computed_tokens + row.num_scheduled_tokens
-                state.token_ids[row_id, end - len(row.draft_token_ids) : end] = row.draft_token_ids
+        _store_drafts(state, rows, row_ids)
         token_rows = np.repeat(row_ids, counts)  # [T]
         slot_index = np.arange(cu[-1]) - np.repeat(cu[:-1] - starts, counts)  # [T]
         tree_mask = self._tree_mask(rows, cu)
-        positions = slot_index if tree_mask is None else _tree_positions(rows, cu, slot_index)
-        position_tensor = self._positions.write(positions)
-        seq_lens = starts + counts
-        cu_tensor = self._cu_seqlens.write(cu)
-        seq_tensor = self._seq_lens.write(seq_lens)
-        query_lens_cpu, seq_lens_cpu = counts.tolist(), seq_lens.tolist()
-        block_index, offset = np.divmod(slot_index, state.block_size)
-        num_blocks = -(-int(seq_lens.max()) // state.block_size)
-        attention = tuple(
-            AttentionBatch(
-                cu_seqlens_q=cu_tensor,
-                seq_lens=seq_tensor,
-                positions=position_tensor,
-                block_table=buffer.write(table[row_ids, :num_blocks]),
-                slot_mapping=slots.write(table[token_rows, block_index].astype(np.int64) * state.block_size + offset),
-                tree_mask=tree_mask,
-                query_lens_cpu=query_lens_cpu,
-                seq_lens_cpu=seq_lens_cpu,
-                window=window,
-            )
-            for table, buffer, slots, window in zip(
-                state.block_tables, self._tables, self._slots, self._windows, strict=True
-            )
-        )
+        positions = self._positions.write(slot_index if tree_mask is None else _tree_positions(rows, cu, slot_index))
         sampling = [(row, int(cu[index + 1])) for index, row in enumerate(rows) if row.samples]
         num_logits_rows = tuple(1 + len(row.draft_token_ids) for row, _ in sampling)
         logits_rows = [i for (_, end), count in zip(sampling, num_logits_rows) for i in range(end - count, end)]
         return StepInputs(
             token_ids=self._token_ids.write(state.token_ids[token_rows, slot_index]),
-            positions=position_tensor,
-            attention=attention,
+            positions=positions,
+            attention=self._attention(_Rows(row_ids, starts, counts, cu, token_rows, slot_index), positions, tree_mask),
             logits_rows=torch.tensor(logits_rows, dtype=torch.int64, device=self._device),
             sampling_ids=tuple(row.request_id for row, _ in sampling),
             num_logits_rows=num_logits_rows,
             logits_offsets=tuple(depth for row, _ in sampling for depth in _depths(row)),
             first_rows=cu[:-1],
+        )
+
+    def _attention(
+        self, rows: _Rows, positions: torch.Tensor, tree_mask: torch.Tensor | None
+    ) -> tuple[AttentionBatch, ...]:
+        """One batch per KV group; what does not depend on the group is shared."""
+        block_size = self._state.block_size
+        cu_seqlens = self._cu_seqlens.write(rows.cu)
+        seq_lens = rows.starts + rows.counts
+        seq_lens_tensor = self._seq_lens.write(seq_lens)
+        query_lens_cpu, seq_lens_cpu = rows.counts.tolist(), seq_lens.tolist()
+        block_index, offset = np.divmod(rows.slot_index, block_size)
+        num_blocks = -(-int(seq_lens.max()) // block_size)
+        groups = zip(self._state.block_tables, self._tables, self._slots, self._windows, strict=True)
+        return tuple(
+            AttentionBatch(
+                cu_seqlens_q=cu_seqlens,
+                seq_lens=seq_lens_tensor,
+                positions=positions,
+                block_table=buffer.write(table[rows.row_ids, :num_blocks]),
+                slot_mapping=slots.write(table[rows.token_rows, block_index].astype(np.int64) * block_size + offset),
+                tree_mask=tree_mask,
+                query_lens_cpu=query_lens_cpu,
+                seq_lens_cpu=seq_lens_cpu,
+                window=window,
+            )
+            for table, buffer, slots, window in groups
         )
 
     def _tree_mask(self, rows: Sequence[RowPlan], cu: _Int64) -> torch.Tensor | None:
@@ -140,6 +153,14 @@ class StepInputsBuilder:
                 line[num_own:] = block[num_own + parent, num_own:] if parent >= 0 else False
                 line[num_own + node] = True
         return torch.from_numpy(mask).to(self._device)
+
+
+def _store_drafts(state: BatchState, rows: Sequence[RowPlan], row_ids: _Int64) -> None:
+    """Writes the drafts behind the verified tokens, where the gather finds them; the next tokens overwrite them."""
+    for row, row_id in zip(rows, row_ids.tolist(), strict=True):
+        if row.draft_token_ids:
+            end = row.num_computed_tokens + row.num_scheduled_tokens
+            state.token_ids[row_id, end - len(row.draft_token_ids) : end] = row.draft_token_ids
 
 
 def _depths(row: RowPlan) -> list[int]:

@@ -191,7 +191,9 @@ def test_abort_of_an_unknown_id_is_ignored() -> None:
 @pytest.mark.parametrize("num_steps", range(8))
 def test_abort_in_every_state_frees_the_memory_at_once(num_steps: int) -> None:
     """Waiting, in the middle of its prompt, decoding with drafts: and once more, which does nothing."""
-    harness = EngineHarness(budget=4, drafts=lambda m: oracle_drafts(m, lambda r, n: 2), draft_policy=ChosenDrafts(lambda r, n: 3))
+    harness = EngineHarness(
+        budget=4, drafts=lambda m: oracle_drafts(m, lambda r, n: 2), draft_policy=ChosenDrafts(lambda r, n: 3)
+    )
     harness.add(harness.request("r", range(10), 12), harness.request("other", [50, 51], 6))
     for _ in range(num_steps):
         harness.step()

@@ -148,7 +148,9 @@ def test_scheduler_that_raises_breaks_its_contract_and_the_engine_can_go_on() ->
 
 @pytest.mark.parametrize("position", [0, 1, 4])
 def test_row_error_ends_that_request_alone(position: int) -> None:
-    harness = EngineHarness(draft_policy=ChosenDrafts(lambda r, n: 2), drafts=lambda m: oracle_drafts(m, lambda r, n: 0))
+    harness = EngineHarness(
+        draft_policy=ChosenDrafts(lambda r, n: 2), drafts=lambda m: oracle_drafts(m, lambda r, n: 0)
+    )
     harness.executor.faults.row_errors["bad"] = position
     bad = harness.request("bad", range(9), 8)
     harness.run(harness.request("a", [1, 2], 8), bad, harness.request("b", [5, 6, 7], 8))
@@ -177,7 +179,9 @@ def test_executor_error_kills_the_engine_for_good(where: str) -> None:
     harness.add(harness.request("a", [1, 2], 8))
     harness.step()
     harness.step()
-    with pytest.raises(EngineDeadError, match=r"step 2 failed in the executor: (launch|result) failed on purpose") as caught:
+    with pytest.raises(
+        EngineDeadError, match=r"step 2 failed in the executor: (launch|result) failed on purpose"
+    ) as caught:
         harness.step()
     assert isinstance(caught.value.__cause__, RuntimeError)
     for _ in range(2):
@@ -201,7 +205,9 @@ def assert_usable_or_dead(harness: EngineHarness) -> None:
         harness.check_truth()
 
 
-@pytest.mark.xfail(strict=True, reason="a result that breaks the contract is found half way, and the engine is not dead")
+@pytest.mark.xfail(
+    strict=True, reason="a result that breaks the contract is found half way, and the engine is not dead"
+)
 @pytest.mark.parametrize("mangle", ["missing row", "rows out of order", "another step"])
 def test_result_that_breaks_the_executors_contract_leaves_the_engine_usable_or_dead(
     monkeypatch: pytest.MonkeyPatch, mangle: str
@@ -290,7 +296,9 @@ def test_observe_that_raises_leaves_the_engine_usable_or_dead(kind: str) -> None
     assert_usable_or_dead(harness)
 
 
-@pytest.mark.xfail(strict=True, reason="a draft policy's error leaves blocks allocated that the executor never heard of")
+@pytest.mark.xfail(
+    strict=True, reason="a draft policy's error leaves blocks allocated that the executor never heard of"
+)
 def test_draft_policy_that_raises_leaves_the_engine_usable_or_dead() -> None:
     has_raised: list[bool] = []
 

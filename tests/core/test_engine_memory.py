@@ -145,9 +145,7 @@ def test_first_in_is_never_preempted_by_those_behind_it() -> None:
 
 
 def test_resumed_request_finds_its_own_blocks_again() -> None:
-    harness = EngineHarness(
-        num_blocks=(32,), scheduler=preempt_victim_at([6])
-    )
+    harness = EngineHarness(num_blocks=(32,), scheduler=preempt_victim_at([6]))
     victim = harness.request("victim", range(6), 12)
     harness.run(victim, harness.request("companion", [50], 20))
     harness.check_truth()

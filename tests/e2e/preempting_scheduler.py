@@ -61,7 +61,11 @@ class Preempting(Scheduler):
         for request in view.running:
             length = request.num_output_tokens
             is_due = length > 0 and length % self._stride == 0 and request.request_id != self._first
-            if is_due and (request.request_id, length) not in self._log and ledger.num_preempted + 1 < len(view.running):
+            if (
+                is_due
+                and (request.request_id, length) not in self._log
+                and ledger.num_preempted + 1 < len(view.running)
+            ):
                 ledger.preempt(request)
         return self._inner.schedule(view, ledger)
 

@@ -97,13 +97,13 @@ def test_chat_keeps_the_conversation(
     assert cached[1] > 0
 
 
-def test_bench_writes_figures_and_tokens(
-    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bench_writes_figures_and_tokens(words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     workload = [{"prompt": [1, 2, 3], "max_tokens": 5}, {"prompt": [4, 5], "max_tokens": 2}]
     (tmp_path / "work.json").write_text(json.dumps(workload))
-    files = [f"{name}={tmp_path / file}" for name, file in
-             (("workload", "work.json"), ("output", "out.json"), ("dump_tokens", "ids.json"))]
+    files = [
+        f"{name}={tmp_path / file}"
+        for name, file in (("workload", "work.json"), ("output", "out.json"), ("dump_tokens", "ids.json"))
+    ]
     assert main(["bench", "throughput", *words, *files, "repetitions=3"]) == 0
     result = json.loads((tmp_path / "out.json").read_text())
     assert result["num_output_tokens"] == 7

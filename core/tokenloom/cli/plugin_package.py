@@ -84,9 +84,7 @@ def write_plugin_package(kind: str, name: str, output: Path) -> list[Path]:
     """
     _check_kind(kind)
     if not _NAME.fullmatch(name) or keyword.iskeyword(name):
-        raise ConfigError(
-            f"plugin name {name!r} must be lower case words joined by underscores, and no Python word"
-        )
+        raise ConfigError(f"plugin name {name!r} must be lower case words joined by underscores, and no Python word")
     module = f"{name}_{kind.rpartition('.')[2]}"
     folder = output / module.replace("_", "-")
     if folder.exists():

@@ -63,8 +63,7 @@ def allocate_kv(
             spec = backend.kv_cache_spec(plan.num_blocks[pool])
             try:
                 tensors[key] = [
-                    _zeros(shape, dtype, device)
-                    for shape, dtype in zip(spec.shapes, spec.dtypes, strict=True)
+                    _zeros(shape, dtype, device) for shape, dtype in zip(spec.shapes, spec.dtypes, strict=True)
                 ]
             except (RuntimeError, MemoryError) as error:
                 sizes = ", ".join(f"{name} {format_bytes(size)}" for name, size in plan.breakdown.items())

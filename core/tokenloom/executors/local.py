@@ -33,7 +33,7 @@ from tokenloom.interfaces.executor import (
 )
 from tokenloom.interfaces.quant import QuantConfig, QuantContext, Quantizer
 from tokenloom.interfaces.scheduler import SchedulerConfig
-from tokenloom.interfaces.spec_decode import DrafterContext, SpecDecodeConfig, TensorFunction
+from tokenloom.interfaces.spec_decode import Drafter, DrafterContext, SpecDecodeConfig, TensorFunction
 from tokenloom.kv.memory_plan import MemoryBudget, MemoryPlan, plan_memory
 from tokenloom.loader.checkpoint import Checkpoint, open_checkpoint
 from tokenloom.loader.sources import resolve_model
@@ -201,36 +201,23 @@ class _Builder:
     def _build_runner(
         self, model: CausalLM, attention: AttentionBackend, groups: tuple[KVGroupSpec, ...], plan: MemoryPlan
     ) -> ModelRunner:
-        config, scheduler = self._model_config, self._scheduler
-        drafter_context = DrafterContext(
-            vocab_size=config.vocab_size,
-            hidden_size=config.hidden_size,
-            num_layers=config.num_layers,
-            max_num_seqs=scheduler.max_num_seqs,
-            max_model_len=self._max_model_len,
-            dtype=self._dtype,
-            device=self._device,
-            embed=_Embed(model),
-            compute_logits=_ComputeLogits(model),
-        )
-        drafter = cast(SpecDecodeConfig, self._config.spec_decode.config).build(drafter_context)
-        if drafter.needs().kv_groups:
-            name = self._config.spec_decode.name
-            raise CapabilityError(
-                [f"spec_decode={name} needs KV memory for layers of its own, which executor=local does not give yet"]
-            )
+        scheduler, vocab_size = self._scheduler, self._model_config.vocab_size
+        drafter = self._build_drafter(model)
         kv = allocate_kv(model.attention_layers(), groups, plan, attention, self._device)
         if self._own.poison_kv:
-            for tensors in kv:
-                for tensor in tensors:
-                    tensor.fill_(float("nan"))
+            for tensor in (tensor for tensors in kv for tensor in tensors):
+                tensor.fill_(float("nan"))
         state = BatchState(
             scheduler.max_num_seqs,
             self._max_model_len,
             self._cache.block_size,
             len(groups),
-            config.vocab_size,
+            vocab_size,
             self._device,
+        )
+        windows = [group.window for group in groups]
+        inputs = StepInputsBuilder(
+            state, windows, scheduler.max_num_batched_tokens, scheduler.max_num_seqs, self._device
         )
         parts = ModelRunnerParts(
             model=model,
@@ -239,18 +226,33 @@ class _Builder:
             drafter_name=self._config.spec_decode.name,
             kv=kv,
             state=state,
-            inputs=StepInputsBuilder(
-                state,
-                [group.window for group in groups],
-                scheduler.max_num_batched_tokens,
-                scheduler.max_num_seqs,
-                self._device,
-            ),
-            vocab_size=config.vocab_size,
+            inputs=inputs,
+            vocab_size=vocab_size,
             device=self._device,
             clock=self._context.clock,
         )
         return ModelRunner(parts)
+
+    def _build_drafter(self, model: CausalLM) -> Drafter:
+        config = self._model_config
+        context = DrafterContext(
+            vocab_size=config.vocab_size,
+            hidden_size=config.hidden_size,
+            num_layers=config.num_layers,
+            max_num_seqs=self._scheduler.max_num_seqs,
+            max_model_len=self._max_model_len,
+            dtype=self._dtype,
+            device=self._device,
+            embed=_Embed(model),
+            compute_logits=_ComputeLogits(model),
+        )
+        drafter = cast(SpecDecodeConfig, self._config.spec_decode.config).build(context)
+        if drafter.needs().kv_groups:
+            name = self._config.spec_decode.name
+            raise CapabilityError(
+                [f"spec_decode={name} needs KV memory for layers of its own, which executor=local does not give yet"]
+            )
+        return drafter
 
     def _block_root(self, quantizer: Quantizer) -> bytes:
         """Everything but the tokens that a KV block's content depends on."""

@@ -68,7 +68,7 @@ class Reservation:
 
     Attributes:
         num_blocks: least number of blocks to hold from admission on, per KV group; 0 grows with the sequence.
-        contiguous: whether they must be one run of block ids.
+        contiguous: whether they must be one run of block ids. The core refuses this until it has such an allocator.
     """
 
     num_blocks: int = 0

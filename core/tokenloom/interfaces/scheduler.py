@@ -189,9 +189,7 @@ class Ledger(ABC):
         """
 
     @abstractmethod
-    def preempt(
-        self, request: RequestView, mode: PreemptMode = PreemptMode.RECOMPUTE, keep_blocks: int = 0
-    ) -> int:
+    def preempt(self, request: RequestView, mode: PreemptMode = PreemptMode.RECOMPUTE, keep_blocks: int = 0) -> int:
         """Takes a running request's memory back (or what a waiting one kept) and cancels its grant.
 
         Recomputed blocks are available at once, unless another request or a step in flight still uses them; swapped

@@ -101,12 +101,17 @@ class BlockPool:
         self._counts[source] -= 1
         self._counts[target] += 1
 
+    def check_counts(self) -> None:
+        """Checks free + active + cached + in_transfer + null == total. Raises AssertionError."""
+        assert sum(self._counts) == self.num_blocks, f"counts {self._counts} do not add up to {self.num_blocks}"
+        assert len(self._free) == self._counts[BlockState.FREE], f"{len(self._free)} free, counted {self._counts}"
+
     def check(self) -> None:
         """Recounts everything. Raises AssertionError at the first divergence."""
+        self.check_counts()
         for state in BlockState:
             recount = self._states.count(state)
             assert recount == self._counts[state], f"{state.name}: counted {self._counts[state]}, found {recount}"
-        assert sum(self._counts) == self.num_blocks, f"counts {self._counts} do not add up to {self.num_blocks}"
         assert sorted(self._free) == [b for b in range(self.num_blocks) if self._states[b] == BlockState.FREE]
         for block_id, refs in enumerate(self._ref_counts):
             is_active = self._states[block_id] == BlockState.ACTIVE

@@ -8,6 +8,7 @@ from typing import final
 
 from tokenloom.batch import BlockTableUpdate
 from tokenloom.clock import Clock
+from tokenloom.errors import PluginContractError
 from tokenloom.interfaces.cache import BlockKey, PrefixCache
 from tokenloom.interfaces.executor import KVGroupSpec
 from tokenloom.kv.block_hash import extend_keys, root_key
@@ -70,6 +71,18 @@ class KVManager:
         return self.block_size * min(
             pool.blocks.num_usable // self.pool_of_group.count(index) for index, pool in enumerate(self.pools)
         )
+
+    def reserved_blocks(self, request: Request) -> int:
+        """Blocks per KV group that the cache wants a request to hold from admission on; 0 lets it grow.
+
+        Raises:
+            PluginContractError: the cache asks for one run of block ids, which this core cannot give.
+        """
+        reservation = self.pools[0].cache.reservation(request)
+        if reservation.contiguous:
+            name = type(self.pools[0].cache).__name__
+            raise PluginContractError(name, "reservations are not contiguous", f"{request.request_id}: {reservation}")
+        return reservation.num_blocks
 
     def match(self, request: Request) -> PrefixMatch:
         """The longest cached prefix of a request's tokens, at most num_tokens - 1 of them (the last needs logits)."""
@@ -168,6 +181,11 @@ class KVManager:
     def reset_prefix_cache(self) -> int:
         """Evicts every cached block that no request uses; returns how many."""
         return sum(pool.clear_index() for pool in self.pools)
+
+    def check_counts(self) -> None:
+        """Checks that the states of each pool's blocks add up to its size; O(1)."""
+        for pool in self.pools:
+            pool.blocks.check_counts()
 
     def check(self) -> None:
         """Recounts everything: pool states, and each block's holders against the tables."""

@@ -94,9 +94,7 @@ class KVPool:
         return count
 
     def _touch(self, block_id: int, depth: int, request: Request, now_s: float, *, is_hit: bool) -> None:
-        touch = Touch(
-            block_id, self._tick, now_s, depth, is_hit, request.retention_priority, request.retention_ttl_s
-        )
+        touch = Touch(block_id, self._tick, now_s, depth, is_hit, request.retention_priority, request.retention_ttl_s)
         self._heap.update(self._policy.on_touch(touch))
 
     def _is_candidate(self, block_id: int) -> bool:

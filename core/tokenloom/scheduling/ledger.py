@@ -181,6 +181,8 @@ class StepLedger(Ledger):
         """Blocks to allocate per pool."""
         slots = request.num_computed_tokens + request.num_inflight_tokens + num_cached + num_tokens
         target = -(-slots // self._kv.block_size)
+        if request.status is not RequestStatus.RUNNING:
+            target = max(target, self._kv.reserved_blocks(self._requests[request.request_id]))
         needed = [0] * len(self._kv.pools)
         for group, pool in enumerate(self._kv.pool_of_group):
             if request.status is RequestStatus.RUNNING:

@@ -265,4 +265,3 @@ class ModelledKV:
                 assert [list(table) for table in self.kv.tables(name)] == model.tables
         assert set(self.kv._tables) == {name for name, model in self.live.items() if model.tables is not None}
         assert set(self.kv._keys) <= set(self.live)
-

@@ -56,7 +56,14 @@ def test_error_names_the_breakdown_and_a_remedy_that_helps(
 
 @pytest.mark.parametrize(
     ("size", "text"),
-    [(0, "0 B"), (1_023, "1023 B"), (1_024, "1.00 KiB"), (3 << 19, "1.50 MiB"), (1 << 30, "1.00 GiB"), (1 << 42, "4096.00 GiB")],
+    [
+        (0, "0 B"),
+        (1_023, "1023 B"),
+        (1_024, "1.00 KiB"),
+        (3 << 19, "1.50 MiB"),
+        (1 << 30, "1.00 GiB"),
+        (1 << 42, "4096.00 GiB"),
+    ],
 )
 def test_sizes_read_well(size: int, text: str) -> None:
     assert format_bytes(size) == text
