@@ -14,6 +14,7 @@ import random
 import time
 
 import torch
+
 from tokenloom.interfaces.attention import AttentionBackend, AttentionBatch, AttentionContext, AttentionLayer
 from tokenloom.plugins import default_registry
 

@@ -34,6 +34,8 @@ LAYERS: tuple[frozenset[str], ...] = (
             "engine_config",
             "errors",
             "hookspecs",
+            "interrupts",
+            "model_config",
             "parallel",
             "plugin_discovery",
             "plugins",

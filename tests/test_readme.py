@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from tokenloom.plugins import default_registry
 
 ROOT = Path(__file__).resolve().parent.parent

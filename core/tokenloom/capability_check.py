@@ -12,33 +12,15 @@ from importlib.util import find_spec
 from tokenloom.engine_config import EngineConfig
 from tokenloom.interfaces.cache import CacheConfig
 from tokenloom.interfaces.contract import Capabilities, PluginChoice
+from tokenloom.interfaces.executor import ModelTraits
 from tokenloom.plugins import RegisteredPlugin, Registry
 
-__all__ = ["ModelTraits", "can_import", "capability_check", "missing_imports"]
+__all__ = ["can_import", "capability_check", "missing_imports"]
 
 _NUMERIC_KINDS = ("attention", "quant")
 """Kinds whose arithmetic decides the logits, and with them batch invariance."""
 
 _MOST_SUGGESTIONS = 4
-
-
-@dataclass(frozen=True, slots=True)
-class ModelTraits:
-    """What plugins are measured against.
-
-    Attributes:
-        head_dim: size of an attention head.
-        has_window: whether any layer has a sliding window.
-        has_soft_cap: whether any layer caps its attention scores.
-        device: resolved device type, e.g. "cpu"; never "auto".
-        dtype: resolved activation dtype, e.g. "bfloat16"; never "auto".
-    """
-
-    head_dim: int
-    has_window: bool
-    has_soft_cap: bool
-    device: str
-    dtype: str
 
 
 def can_import(name: str) -> bool:

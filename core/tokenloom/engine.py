@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TypeVar, final
+from typing import final
 
 from tokenloom.batch import RowPlan, RowResult, SchedulePlan, StepPlan, StepResult, tree_depths
 from tokenloom.clock import Clock
 from tokenloom.commit import Committed, commit_row
 from tokenloom.engine_output import EngineOutput, EngineStats, RequestTimes
-from tokenloom.errors import EngineDeadError, TokenloomError
+from tokenloom.errors import EngineDeadError, PluginContractError, TokenloomError
 from tokenloom.feasibility import RequestLimits, check_feasible
 from tokenloom.interfaces.executor import Executor, StepHandle
 from tokenloom.interfaces.scheduler import Scheduler, SchedulerContext, SchedulerView
@@ -24,8 +25,6 @@ from tokenloom.scheduling.ledger import StepLedger
 from tokenloom.scheduling.plan_check import check_plan
 
 __all__ = ["Engine", "EngineParts"]
-
-Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +70,12 @@ class Engine:
 
     def add_request(self, request: Request) -> None:
         """Accepts a request that can run, or raises RequestError with the limit that it exceeds."""
-        check_feasible(request, self.limits, self._kv.reserved_blocks(request) * self._parts.limits.block_size)
+        block_size = self._parts.limits.block_size
+        num_reserved = self._kv.reserved_blocks(request) * block_size
+        if num_reserved >= self.limits.max_model_len + block_size:
+            detail = f"{num_reserved} tokens reserved, max_model_len is {self.limits.max_model_len}"
+            raise PluginContractError("cache", "a reservation fits the longest sequence", detail)
+        check_feasible(request, self.limits, num_reserved)
         self._book.add(request)
 
     def abort(self, request_id: str) -> EngineOutput | None:
@@ -127,39 +131,58 @@ class Engine:
         """Runs one step; returns the news of every request that got tokens or ended. Empty when there is no work.
 
         Raises:
-            PluginContractError: a plugin broke its contract; nothing of the step was committed. After a scheduler's
-                breach the engine can go on; after one of a plugin next to the weights it cannot.
-            EngineDeadError: the executor failed; the engine cannot go on.
+            PluginContractError: a plugin broke its contract. After an illegal plan the engine can go on, for nothing
+                was committed; after any other breach it cannot.
+            EngineDeadError: the executor or a policy failed in mid-step; the engine cannot go on.
         """
         if self._is_dead or self._is_closed:
             raise EngineDeadError("the engine was closed, or stopped after an earlier failure; build a new one")
         if not self._book.requests:
             return []
-        outputs = self._land(self._launch())
-        if self._parts.checks == "full":
-            self._kv.check()
-        elif self._parts.checks == "cheap":
-            self._kv.check_counts()
+        start_s = self._clock.now()
+        plan = self._schedule(start_s)
+        with self._fatal():
+            outputs = self._land(self._launch(plan, start_s))
+            if self._parts.checks == "full":
+                self._kv.check()
+            elif self._parts.checks == "cheap":
+                self._kv.check_counts()
         return outputs
 
-    def _launch(self) -> _Launched:
-        start_s = self._clock.now()
-        view = SchedulerView(self._step_id, start_s, self._book.waiting, self._book.running, self._parts.limits)
-        step_plan = self._commit_plan(self._schedule(view))
+    @contextmanager
+    def _fatal(self) -> Iterator[None]:
+        """From the commit of a plan to the landing of its step, a failure that is not one request's ends the engine."""
+        try:
+            yield
+        except BaseException as error:
+            self._is_dead = True
+            if isinstance(error, TokenloomError) or not isinstance(error, Exception):
+                raise
+            raise EngineDeadError(f"step {self._step_id} failed: {type(error).__name__}: {error}") from error
+
+    def _launch(self, plan: SchedulePlan, start_s: float) -> _Launched:
+        step_plan = self._commit_plan(plan)
         launch_s = self._clock.now()
-        handle = self._guarded(lambda: self._parts.executor.launch(step_plan))
-        return _Launched(step_plan, handle, start_s, launch_s - start_s)
+        return _Launched(step_plan, self._parts.executor.launch(step_plan), start_s, launch_s - start_s)
 
-    def _schedule(self, view: SchedulerView) -> SchedulePlan:
+    def _schedule(self, now_s: float) -> SchedulePlan:
+        """Asks the scheduler for a plan and checks it; nothing is committed."""
+        book, is_full = self._book, self._parts.checks == "full"
+        view = SchedulerView(self._step_id, now_s, book.waiting, book.running, self._parts.limits)
+
         def build_ledger() -> StepLedger:
-            return StepLedger(view, self._kv, self._book.requests)
+            return StepLedger(view, self._kv, book.requests)
 
-        is_full = self._parts.checks == "full"
-        name = f"scheduler={self._parts.scheduler_name}"
-        ledger = build_ledger()
+        ledger, name = build_ledger(), f"scheduler={self._parts.scheduler_name}"
         before = self._progress() if is_full else None
-        plan = self._parts.scheduler.schedule(view, ledger)
-        assert before is None or before == self._progress(), f"{name} changed what it may only read"
+        try:
+            plan = self._parts.scheduler.schedule(view, ledger)
+        except Exception as error:
+            detail = f"{type(error).__name__}: {error}"
+            raise PluginContractError(name, "schedule() returns a plan", detail) from error
+        if before is not None and before != self._progress():
+            self._is_dead = True
+            raise PluginContractError(name, "schedule() only reads its view", "a request was changed")
         # A plan that the ledger itself wrote down is legal by construction, but for the progress rule.
         if is_full or not ledger.made(plan) or not plan.num_scheduled_tokens:
             check_plan(plan, view, build_ledger, name, num_inflight=0)
@@ -186,7 +209,7 @@ class Engine:
         return row
 
     def _land(self, launched: _Launched) -> list[EngineOutput]:
-        result = self._guarded(launched.handle.result)
+        result = launched.handle.result()
         assert result.step_id == self._step_id, f"step {result.step_id} landed, expected {self._step_id}"
         landed_s = self._clock.now()
         self._step_id += 1
@@ -261,17 +284,6 @@ class Engine:
         stats.num_accepted_tokens += sum(drafts.num_accepted_tokens for drafts in verified)
         stats.python_s += launched.plan_s + result.times_s.get("build", 0.0) + commit_s
         stats.add_times({"plan": launched.plan_s, **result.times_s, "commit": commit_s})
-
-    def _guarded(self, call: Callable[[], Result]) -> Result:
-        """Calls the executor; any failure that is not one request's own ends the engine."""
-        try:
-            return call()
-        except TokenloomError:
-            self._is_dead = True
-            raise
-        except Exception as error:
-            self._is_dead = True
-            raise EngineDeadError(f"step {self._step_id} failed in the executor: {error}") from error
 
     def _progress(self) -> list[tuple[object, ...]]:
         """Everything that a policy could read of the live requests; compared by debug.checks=full."""

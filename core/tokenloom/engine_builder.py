@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import cast
 
-from tokenloom.capability_check import ModelTraits, capability_check
+from tokenloom.capability_check import capability_check
 from tokenloom.clock import Clock, MonotonicClock
 from tokenloom.engine import Engine, EngineParts
 from tokenloom.engine_config import EngineConfig
 from tokenloom.errors import CapabilityError
 from tokenloom.interfaces.cache import CacheConfig, CacheContext, PrefixCache
-from tokenloom.interfaces.executor import ExecutorConfig, ExecutorContext, ModelFacts
+from tokenloom.interfaces.executor import ExecutorConfig, ExecutorContext, ModelFacts, ModelTraits
 from tokenloom.interfaces.scheduler import SchedulerConfig, SchedulerContext
 from tokenloom.interfaces.spec_decode import DraftPolicy, DraftPolicyContext, SpecDecodeConfig
 from tokenloom.kv.manager import KVManager

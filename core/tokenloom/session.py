@@ -9,6 +9,7 @@ from typing import final
 
 from tokenloom.engine import Engine
 from tokenloom.errors import RequestError
+from tokenloom.interrupts import deferred_interrupt
 from tokenloom.request import Request
 from tokenloom.results import CompletionOutput, RequestMetrics, StreamDelta
 from tokenloom.text.output_processor import ChoiceDelta, OutputProcessor
@@ -89,9 +90,10 @@ class Session:
         return [self._choices[request.request_id] for request in requests]
 
     def pump(self) -> None:
-        """Runs one step and hands its news out."""
-        for delta in self._processor.process(self._engine.step()):
-            self._choices[delta.request_id].add(delta)
+        """Runs one step and hands its news out. Ctrl-C takes effect after it."""
+        with deferred_interrupt():
+            for delta in self._processor.process(self._engine.step()):
+                self._choices[delta.request_id].add(delta)
 
     def drop(self, requests: Sequence[Request]) -> None:
         """Forgets requests, aborting those that have not ended."""

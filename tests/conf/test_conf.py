@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
+
 from tokenloom.compose import builtin_conf_dir, compose_config
 from tokenloom.compose.config_keys import settings_models
 from tokenloom.interfaces.contract import CONTRACT_VERSIONS, PluginChoice

@@ -8,13 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import final
 
-from tokenloom_cache.hash import HashConfig
-from tokenloom_cache.lru import LruConfig
-from tokenloom_cache.none import NoneConfig
-from tokenloom_schedulers.fcfs import FcfsConfig
-from tokenloom_schedulers.last_in import LastInConfig
-
-from tests.core.stub_executor import Drafts, StubExecutor, StubModel, full_group
+from tests.core.stub_executor import Drafts, StubExecutor
+from tests.core.stub_model import StubModel, full_group
 from tokenloom.batch import PreemptMode, SchedulePlan
 from tokenloom.clock import VirtualClock
 from tokenloom.engine import Engine, EngineParts
@@ -28,6 +23,11 @@ from tokenloom.interfaces.spec_decode import DraftPolicy, VerifiedDrafts
 from tokenloom.kv.manager import KVManager
 from tokenloom.request import FinishReason, Request, RequestView
 from tokenloom.sampling_params import SamplingParams
+from tokenloom_cache.hash import HashConfig
+from tokenloom_cache.lru import LruConfig
+from tokenloom_cache.none import NoneConfig
+from tokenloom_schedulers.fcfs import FcfsConfig
+from tokenloom_schedulers.last_in import LastInConfig
 
 __all__ = ["ChosenDrafts", "EngineHarness", "PreemptAt", "build_fcfs", "build_prefix_cache", "oracle_drafts"]
 
@@ -110,7 +110,7 @@ class EngineHarness:
         num_blocks: Sequence[int] = (64,),
         block_size: int = 4,
         groups: Sequence[KVGroupSpec] | None = None,
-        cache: str = "hash",
+        cache: str | Callable[[CacheContext], PrefixCache] = "hash",
         max_num_seqs: int = 8,
         budget: int = 64,
         max_model_len: int = 128,
@@ -120,6 +120,9 @@ class EngineHarness:
         drafts: Callable[[StubModel], Drafts] | None = None,
         checks: str = "full",
     ) -> None:
+        def build_cache(context: CacheContext) -> PrefixCache:
+            return build_prefix_cache(cache, context) if isinstance(cache, str) else cache(context)
+
         self.model = StubModel(vocab_size)
         self.clock = VirtualClock()
         self.executor = StubExecutor(
@@ -138,7 +141,7 @@ class EngineHarness:
             facts.num_blocks,
             block_size,
             facts.block_root,
-            lambda count: build_prefix_cache(cache, CacheContext(block_size, count, max_model_len)),
+            lambda count: build_cache(CacheContext(block_size, count, max_model_len)),
             self.clock,
         )
         limits = SchedulerContext(max_num_seqs, budget, max_model_len, block_size, self.kv.num_usable_blocks)

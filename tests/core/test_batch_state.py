@@ -142,6 +142,16 @@ def test_settings_follow_who_joins_and_leaves() -> None:
     assert state.sampling(["a", "b"], [1, 1], [0, 0]).temperature.tolist() == [[4.0], [3.0]]
 
 
+def test_request_that_left_takes_its_row_with_it() -> None:
+    state = new_state()
+    for index, name in enumerate("abc"):
+        join(state, name, range(index + 2), num_prompt_tokens=1, params=SamplingParams(temperature=1.0 + index))
+    assert state.sampling(list("abc"), [1, 1, 1], [0, 0, 0]).num_rows == 3
+    state.remove(["a"])
+    batch = state.sampling(["b", "c"], [1, 1], [0, 0])
+    assert (batch.temperature.flatten().tolist(), batch.position.tolist()) == ([2.0, 3.0], [2, 3])
+
+
 def test_stop_tokens_are_forbidden_until_min_tokens_are_out() -> None:
     state = new_state()
     params = SamplingParams(temperature=0.0, min_tokens=2, max_tokens=9)

@@ -8,10 +8,12 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from tokenloom.capability_check import ModelTraits, capability_check, missing_imports
+
+from tokenloom.capability_check import capability_check, missing_imports
 from tokenloom.engine_config import DebugSettings, EngineConfig, EngineSettings, ModelSettings
 from tokenloom.interfaces.cache import CacheConfig
 from tokenloom.interfaces.contract import KINDS, Capabilities, PluginChoice, PluginConfig, PluginInfo
+from tokenloom.interfaces.executor import ModelTraits
 from tokenloom.plugins import Registry, hookimpl
 
 FACTS = ModelTraits(head_dim=64, has_window=False, has_soft_cap=False, device="cpu", dtype="float32")

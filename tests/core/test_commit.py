@@ -6,7 +6,7 @@ from itertools import product
 
 import pytest
 
-from tests.core.stub_executor import stub_request
+from tests.core.stub_model import stub_request
 from tokenloom.batch import RowPlan, RowResult, TokenLogprobs
 from tokenloom.commit import commit_row
 from tokenloom.request import FinishReason, Request
@@ -64,7 +64,7 @@ def test_first_of_stop_and_cap_ends_the_run(max_tokens: int, stop_at: int) -> No
 @pytest.mark.parametrize("num_accepted", range(6))
 def test_frontier_ends_behind_the_last_accepted_draft(num_accepted: int) -> None:
     request, row = verified_request(5)
-    commit_row(request, row, emit(list(range(10, 10 + num_accepted)) + [50]))
+    commit_row(request, row, emit([*range(10, 10 + num_accepted), 50]))
     assert request.num_computed_tokens == 5 + num_accepted
     assert request.num_tokens == request.num_computed_tokens + 1
     assert (request.num_inflight_tokens, request.max_computed_tokens) == (0, 5 + num_accepted)

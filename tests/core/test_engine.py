@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.core.engine_harness import ChosenDrafts, EngineHarness, build_fcfs, oracle_drafts
+from tokenloom.batch import SchedulePlan
 from tokenloom.errors import EngineDeadError, RequestError
 from tokenloom.interfaces.scheduler import Ledger, Scheduler, SchedulerContext, SchedulerView
 from tokenloom.interfaces.scheduler_events import (
@@ -14,7 +15,6 @@ from tokenloom.interfaces.scheduler_events import (
     SchedulerEvent,
     StepLanded,
 )
-from tokenloom.batch import SchedulePlan
 from tokenloom.request import FinishReason, RequestStatus
 
 

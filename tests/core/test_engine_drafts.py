@@ -8,7 +8,8 @@ from itertools import product
 import pytest
 
 from tests.core.engine_harness import ChosenDrafts, EngineHarness, oracle_drafts
-from tests.core.stub_executor import Drafts, StubModel, full_group, stub_request
+from tests.core.stub_executor import Drafts
+from tests.core.stub_model import StubModel, full_group, stub_request
 from tokenloom.interfaces.spec_decode import VerifiedDrafts
 from tokenloom.request import FinishReason
 

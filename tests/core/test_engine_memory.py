@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from tests.core.engine_harness import ChosenDrafts, EngineHarness, PreemptAt, build_fcfs, oracle_drafts
-from tests.core.stub_executor import Drafts, StubModel, full_group
+from tests.core.stub_executor import Drafts
+from tests.core.stub_model import StubModel, full_group
 from tokenloom.errors import RequestError
 from tokenloom.interfaces.executor import KVGroupSpec
 from tokenloom.interfaces.scheduler import Scheduler, SchedulerContext
@@ -215,7 +216,7 @@ def random_prompt(rng: random.Random, vocab_size: int) -> list[int]:
 
 @pytest.mark.parametrize("seed", range(60))
 def test_random_traffic_with_random_aborts_ends_and_tells_the_truth(seed: int) -> None:
-    """25 requests an engine, 1,500 in all, some of them refused: everything ends, no block leaks, each yields what it yields alone."""
+    """1,500 requests, some of them refused: everything ends, no block leaks, each yields what it yields alone."""
     rng = random.Random(seed)
     harness = random_harness(rng)
     aborted: set[str] = set()

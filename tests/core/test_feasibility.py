@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.core.stub_executor import stub_request
+from tests.core.stub_model import stub_request
 from tokenloom.errors import RequestError
 from tokenloom.feasibility import RequestLimits, check_feasible
 

@@ -9,11 +9,11 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+from tests.plugin_packages import entry_points_of, install_package, plugin_source
 from tokenloom.errors import ConfigError, ContractVersionError, PluginError
 from tokenloom.interfaces.contract import CONTRACT_VERSIONS
 from tokenloom.plugins import PluginInfo, Registry, hookimpl
-
-from tests.plugin_packages import entry_points_of, install_package, plugin_source
 
 GOOD = plugin_source('PluginInfo("scheduler", "sjf", "{module}:Sched", (1, 0), "Shortest first.")')
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.core.stub_executor import stub_request
+from tests.core.stub_model import stub_request
 from tokenloom.request_queue import RequestQueue
 
 

@@ -7,6 +7,7 @@ import math
 from typing import Any
 
 import pytest
+
 from tokenloom.errors import RequestError, TokenloomError
 from tokenloom.sampling_params import MAX_LOGPROBS, MAX_NUM_CHOICES, MAX_TEMPERATURE, SamplingParams
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.core.engine_harness import ChosenDrafts, EngineHarness, PreemptAt, build_fcfs, oracle_drafts
-from tests.core.stub_executor import full_group
+from tests.core.stub_model import full_group
 from tokenloom.batch import BlockTableUpdate, NewRow, RowPlan, StepPlan
 from tokenloom.batch_state import BatchState
 from tokenloom.interfaces.executor import StepHandle

@@ -33,7 +33,7 @@ def test_registry() -> Registry:
 
 @pytest.fixture
 def build_llm(tiny_folder: Path, test_registry: Registry) -> Iterator[Callable[..., LLM]]:
-    """Builds engines on the tiny model: build_llm("cache=none", scheduler=PluginChoice(...)); closes them afterwards."""
+    """Builds engines on the tiny model, build_llm("cache=none", scheduler=PluginChoice(...)); closes them last."""
     built: list[LLM] = []
 
     def build(*overrides: str, scheduler: PluginChoice | None = None, **keywords: Any) -> LLM:

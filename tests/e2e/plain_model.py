@@ -31,7 +31,7 @@ class PlainModel:
 
     @torch.inference_mode()
     def assert_greedy(self, prompt: list[int], output: list[int]) -> None:
-        """Asserts that `output` is what greedy decoding gives; up to the first near tie, behind which nothing counts."""
+        """Asserts that `output` is what greedy decoding gives, up to the first near tie: nothing behind it counts."""
         logits = self._logits(prompt + output)[len(prompt) - 1 : -1]  # [len(output), V]
         for position, token_id in enumerate(output):
             best = logits[position].topk(2)

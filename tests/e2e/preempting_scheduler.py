@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import Annotated, final
 
 from pydantic import Field, PrivateAttr
-from tokenloom_schedulers.fcfs import FcfsConfig, FcfsPolicy
-from tokenloom_schedulers.last_in import LastIn
 
 from tokenloom.batch import SchedulePlan
 from tokenloom.interfaces.contract import PluginInfo
@@ -14,6 +12,8 @@ from tokenloom.interfaces.scheduler import Ledger, Scheduler, SchedulerConfig, S
 from tokenloom.interfaces.scheduler_events import RequestArrived, RequestPreempted, SchedulerEvent
 from tokenloom.plugins import hookimpl
 from tokenloom.scheduling import PolicyScheduler
+from tokenloom_schedulers.fcfs import FcfsConfig, FcfsPolicy
+from tokenloom_schedulers.last_in import LastIn
 
 __all__ = ["PreemptingConfig", "tokenloom_plugins"]
 

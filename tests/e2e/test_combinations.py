@@ -130,4 +130,4 @@ def _prompts(block_size: int) -> list[list[int]]:
     lengths = sorted({max(1, block_size - 1), block_size, block_size + 1, 2 * block_size})
     prompts: list[list[int]] = [torch.randint(1, 250, (n,), generator=generator).tolist() for n in lengths]
     shared: list[int] = torch.randint(1, 250, (2 * block_size + 1,), generator=generator).tolist()
-    return [*prompts, shared + [7, 8], shared + [9], shared + [9], [5, 6, 7] * 5]
+    return [*prompts, [*shared, 7, 8], [*shared, 9], [*shared, 9], [5, 6, 7] * 5]

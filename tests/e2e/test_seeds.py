@@ -1,4 +1,4 @@
-"""Noise depends on (seed, choice, output position) alone: a seeded request gives the same tokens whatever else happens."""
+"""Noise depends on (seed, choice, output position) alone: a seeded request gives the same tokens, come what may."""
 
 from __future__ import annotations
 

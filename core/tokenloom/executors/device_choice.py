@@ -7,7 +7,7 @@ import torch
 
 from tokenloom.engine_config import ModelSettings
 from tokenloom.errors import ConfigError, OutOfMemoryError
-from tokenloom.models.config import ModelConfig
+from tokenloom.model_config import ModelConfig
 
 __all__ = ["available_bytes", "choose_device", "choose_dtype", "choose_max_model_len", "choose_num_threads"]
 

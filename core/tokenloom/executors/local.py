@@ -11,7 +11,6 @@ from pydantic import Field
 
 from tokenloom.batch import StepPlan, StepResult
 from tokenloom.batch_state import BatchState
-from tokenloom.capability_check import ModelTraits
 from tokenloom.errors import CapabilityError
 from tokenloom.executors.device_choice import (
     available_bytes,
@@ -29,6 +28,7 @@ from tokenloom.interfaces.executor import (
     ExecutorContext,
     KVGroupSpec,
     ModelFacts,
+    ModelTraits,
     StepHandle,
 )
 from tokenloom.interfaces.quant import QuantConfig, QuantContext, Quantizer
@@ -37,9 +37,9 @@ from tokenloom.interfaces.spec_decode import Drafter, DrafterContext, SpecDecode
 from tokenloom.kv.memory_plan import MemoryBudget, MemoryPlan, plan_memory
 from tokenloom.loader.checkpoint import Checkpoint, open_checkpoint
 from tokenloom.loader.sources import resolve_model
+from tokenloom.model_config import ModelConfig
 from tokenloom.model_runner import ModelRunner, ModelRunnerParts
 from tokenloom.models.causal_lm import CausalLM
-from tokenloom.models.config import ModelConfig
 from tokenloom.models.registry import build_model
 from tokenloom.parallel import ParallelContext
 from tokenloom.step_inputs import StepInputsBuilder
@@ -117,6 +117,7 @@ class _Builder:
         self._max_model_len = choose_max_model_len(self._config.model, self._model_config)
         self._scheduler = cast(SchedulerConfig, self._config.scheduler.config)
         self._cache = cast(CacheConfig, self._config.cache.config)
+        self._quant = cast(QuantConfig, self._config.quant.config)
 
     def build(self) -> _Built:
         config = self._model_config
@@ -139,6 +140,8 @@ class _Builder:
             device=self._device,
             parallel=ParallelContext(),
             progress=self._context.progress,
+            skip=self._quant.skip,
+            deterministic=self._config.engine.deterministic,
         )
         attention = self._build_attention()
         groups = kv_groups(model.attention_layers(), attention)
@@ -165,7 +168,7 @@ class _Builder:
             checkpoint=self._checkpoint.quantization or {},
             deterministic=self._config.engine.deterministic,
         )
-        return cast(QuantConfig, self._config.quant.config).build(context)
+        return self._quant.build(context)
 
     def _build_attention(self) -> AttentionBackend:
         context = AttentionContext(
@@ -259,6 +262,7 @@ class _Builder:
         parts = (
             self._checkpoint.weights_digest,
             quantizer.fingerprint,
+            ",".join(self._quant.skip),
             str(self._dtype),
             self._config.attention.name,
             str(self._cache.block_size),

@@ -172,7 +172,8 @@ class AttentionBackend(ABC):
 
         Args:
             kv: this layer's cache tensors, as stated by `kv_cache_spec`; mutated.
-            key, value: [T, Hkv, D], `dtype` of the context, rotary embedding applied to key.
+            key, value: [T, Hkv, D], `dtype` of the context, rotary embedding applied to key. Only the last dimension
+                is sure to be contiguous.
             metadata: this step's, from `prepare`.
         """
 
@@ -190,7 +191,7 @@ class AttentionBackend(ABC):
         never written (beyond a sequence, or in the null block) may hold NaN and must not reach the result.
 
         Args:
-            query: [T, Hq, D].
+            query: [T, Hq, D]; only the last dimension is sure to be contiguous.
             kv: this layer's cache tensors.
             layer: scale, window and soft cap.
             metadata: this step's, from `prepare`.

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from tokenloom.batch import StepPlan, StepResult
-from tokenloom.capability_check import ModelTraits
 from tokenloom.clock import Clock
 from tokenloom.engine_config import EngineConfig
 from tokenloom.interfaces.contract import CONTRACT_VERSIONS, PluginConfig
@@ -23,6 +22,7 @@ __all__ = [
     "ExecutorContext",
     "KVGroupSpec",
     "ModelFacts",
+    "ModelTraits",
     "StepHandle",
 ]
 
@@ -76,6 +76,25 @@ class ModelFacts:
     memory: Mapping[str, int] = field(default_factory=dict)
     device: str = "cpu"
     dtype: str = "float32"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelTraits:
+    """What plugins are measured against.
+
+    Attributes:
+        head_dim: size of an attention head.
+        has_window: whether any layer has a sliding window.
+        has_soft_cap: whether any layer caps its attention scores.
+        device: resolved device type, e.g. "cpu"; never "auto".
+        dtype: resolved activation dtype, e.g. "bfloat16"; never "auto".
+    """
+
+    head_dim: int
+    has_window: bool
+    has_soft_cap: bool
+    device: str
+    dtype: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
+from pydantic import Field
 
 from tokenloom.interfaces.contract import CONTRACT_VERSIONS, PluginConfig
 from tokenloom.parallel import ParallelContext
@@ -140,7 +141,11 @@ class EmbeddingWeights(LinearWeights):
 
 
 class QuantConfig(PluginConfig):
-    """Base of quant Configs. `build` takes a `QuantContext`."""
+    """Base of quant Configs: the skip list, which the core applies whatever the plugin."""
+
+    skip: tuple[str, ...] = Field(
+        default=(), description="Layers to leave as they are: full dotted names or prefixes, e.g. model.layers.0.mlp."
+    )
 
     @abstractmethod
     def build(self, context: QuantContext) -> Quantizer: ...

@@ -11,7 +11,7 @@ import torch
 
 from tokenloom.errors import ModelError, did_you_mean
 from tokenloom.loader.tokenizer_source import TokenizerSource
-from tokenloom.models.config import ModelConfig
+from tokenloom.model_config import ModelConfig
 
 __all__ = ["Checkpoint"]
 

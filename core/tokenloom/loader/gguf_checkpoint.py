@@ -16,7 +16,7 @@ from tokenloom.loader.gguf_config import ROPE_DIVISORS, gguf_config
 from tokenloom.loader.gguf_dequant import dequantize
 from tokenloom.loader.tokenizer_source import TokenizerSource
 from tokenloom.loader.weights_digest import DigestRecord, quick_digest
-from tokenloom.models.config import ModelConfig
+from tokenloom.model_config import ModelConfig
 
 __all__ = ["GGUFCheckpoint"]
 

@@ -8,7 +8,7 @@ from tokenloom.errors import ModelError
 from tokenloom.loader.fields import MAX_LAYERS, Fields
 from tokenloom.loader.gguf import GGUFFile
 from tokenloom.loader.gguf_dequant import dequantize
-from tokenloom.models.config import DivisorScaling, LinearScaling, ModelConfig, RopeConfig, RopeScaling
+from tokenloom.model_config import DivisorScaling, LinearScaling, ModelConfig, RopeConfig, RopeScaling
 
 __all__ = ["ROPE_DIVISORS", "SUPPORTED_GGUF_ARCHITECTURES", "gguf_config"]
 

@@ -16,7 +16,7 @@ from tokenloom.loader.checkpoint_base import Checkpoint
 from tokenloom.loader.hf_config import hf_config, read_json
 from tokenloom.loader.tokenizer_source import TokenizerSource
 from tokenloom.loader.weights_digest import quick_digest
-from tokenloom.models.config import ModelConfig
+from tokenloom.model_config import ModelConfig
 
 __all__ = ["INDEX_FILE", "SINGLE_FILE", "HFCheckpoint"]
 

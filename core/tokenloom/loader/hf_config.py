@@ -8,7 +8,7 @@ from typing import Any
 
 from tokenloom.errors import ModelError
 from tokenloom.loader.fields import MAX_LAYERS, Fields
-from tokenloom.models.config import LinearScaling, Llama3Scaling, ModelConfig, RopeConfig, RopeScaling
+from tokenloom.model_config import LinearScaling, Llama3Scaling, ModelConfig, RopeConfig, RopeScaling
 
 __all__ = ["SUPPORTED_HF_ARCHITECTURES", "hf_config", "read_json"]
 

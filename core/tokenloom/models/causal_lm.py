@@ -13,7 +13,7 @@ import torch
 
 from tokenloom.interfaces.attention import AttentionBackend, AttentionLayer, AttentionMetadata
 from tokenloom.loader.checkpoint_base import Checkpoint
-from tokenloom.models.config import ModelConfig
+from tokenloom.model_config import ModelConfig
 from tokenloom.models.weight_loading import LoadProgress
 
 __all__ = ["FINAL_STATE", "CausalLM", "ForwardContext", "ModelOutput", "assign_groups"]

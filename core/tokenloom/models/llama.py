@@ -13,8 +13,8 @@ import torch
 
 from tokenloom.interfaces.attention import AttentionLayer
 from tokenloom.loader.checkpoint_base import Checkpoint
+from tokenloom.model_config import ModelConfig
 from tokenloom.models.causal_lm import FINAL_STATE, CausalLM, ForwardContext, ModelOutput, assign_groups
-from tokenloom.models.config import ModelConfig
 from tokenloom.models.layers import LayerFactory
 from tokenloom.models.rotary_cache import RotaryCache, Rotation
 from tokenloom.models.weight_loading import LoadProgress, load_weights

@@ -10,8 +10,8 @@ import torch
 from tokenloom.errors import ModelError, did_you_mean
 from tokenloom.interfaces.quant import Quantizer
 from tokenloom.loader.checkpoint_base import Checkpoint
+from tokenloom.model_config import ModelConfig
 from tokenloom.models.causal_lm import CausalLM
-from tokenloom.models.config import ModelConfig
 from tokenloom.models.layers import LayerFactory
 from tokenloom.models.llama import LlamaForCausalLM
 from tokenloom.models.skip_list import SkipList, checkpoint_skip_entries

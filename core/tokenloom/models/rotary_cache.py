@@ -7,7 +7,7 @@ from typing import final
 
 import torch
 
-from tokenloom.models.config import RopeConfig
+from tokenloom.model_config import RopeConfig
 
 __all__ = ["RotaryCache", "Rotation"]
 

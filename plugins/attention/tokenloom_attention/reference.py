@@ -7,6 +7,7 @@ serves every backend, whatever its own layout.
 from __future__ import annotations
 
 import torch
+
 from tokenloom.interfaces.attention import AttentionBatch, AttentionLayer
 
 __all__ = ["reference_attend", "reference_forward", "reference_visible"]

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import final
 
 from pydantic import Field
+
 from tokenloom.interfaces.cache import (
     BlockKey,
     CacheConfig,

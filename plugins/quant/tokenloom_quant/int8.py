@@ -10,6 +10,7 @@ from typing import final
 
 import torch
 from pydantic import Field
+
 from tokenloom.errors import ModelError
 from tokenloom.interfaces.quant import (
     EmbeddingWeights,
@@ -19,7 +20,6 @@ from tokenloom.interfaces.quant import (
     QuantContext,
     Quantizer,
 )
-
 from tokenloom_quant.int8_product import Int8Product, quantize_rows
 
 __all__ = ["Int8Config", "Int8Embedding", "Int8Linear", "Int8Quantizer"]

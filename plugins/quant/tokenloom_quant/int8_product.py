@@ -11,8 +11,9 @@ from functools import cache
 from typing import final
 
 import torch
-from tokenloom.ops import torch_ops
 from torch.nn import functional
+
+from tokenloom.ops import torch_ops
 
 __all__ = ["Int8Product", "quantize_rows"]
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Annotated, final
 
 from pydantic import Field
+
 from tokenloom.interfaces.contract import PluginChoice
 from tokenloom.interfaces.scheduler import Ledger, Scheduler, SchedulerConfig, SchedulerContext, SchedulerView
 from tokenloom.interfaces.scheduler_events import SchedulerEvent

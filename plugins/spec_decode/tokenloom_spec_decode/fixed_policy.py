@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Annotated, final
 
 from pydantic import Field
+
 from tokenloom.interfaces.spec_decode import DraftPolicy, DraftPolicyConfig, DraftPolicyContext, VerifiedDrafts
 from tokenloom.request import RequestView
 

@@ -12,6 +12,7 @@ from typing import Annotated, final
 import numpy as np
 import numpy.typing as npt
 from pydantic import Field, model_validator
+
 from tokenloom.interfaces.contract import PluginChoice
 from tokenloom.interfaces.spec_decode import (
     DraftBatch,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
+
 from tokenloom.cli import main
 from tokenloom.plugins import default_registry
 

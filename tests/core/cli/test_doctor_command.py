@@ -7,12 +7,12 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+from tests.plugin_packages import install_package
 from tokenloom.cli.doctor import obstacles
 from tokenloom.cli.machine import LIBRARIES, examine_machine, library_versions
 from tokenloom.interfaces.contract import Capabilities, PluginInfo
 from tokenloom.plugins import Registry, default_registry, hookimpl
-
-from tests.plugin_packages import install_package
 
 RunCli = Callable[..., tuple[int, str, str]]
 

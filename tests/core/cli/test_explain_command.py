@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+
 from tokenloom.cli import main as _main  # noqa: F401 - the package first, as users import it
 from tokenloom.cli.explain import GROUP_DOCS
 from tokenloom.compose import compose_config

@@ -9,6 +9,7 @@ from importlib.metadata import version
 
 import click
 import pytest
+
 from tokenloom.cli import main as entry_point
 from tokenloom.cli.config_arguments import split_words
 from tokenloom.cli.lazy_group import LazyCommand, LazyGroup, load_target

@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+
+from tests.tiny_model import write_tiny_llama
 from tokenloom.cli.plugin_package import TEMPLATED_KINDS, write_plugin_package
 from tokenloom.errors import ConfigError
 from tokenloom.interfaces.contract import CONTRACT_VERSIONS
-
-from tests.tiny_model import write_tiny_llama
 
 RunCli = Callable[..., tuple[int, str, str]]
 

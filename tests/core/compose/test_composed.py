@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 from pydantic import BaseModel, ConfigDict, Field
+
 from tokenloom.compose import compose_config
 from tokenloom.errors import ConfigError
 from tokenloom.interfaces.cache import CacheConfig

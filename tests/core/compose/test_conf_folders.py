@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import tokenloom
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.plugins import Plugins
 from hydra.plugins.search_path_plugin import SearchPathPlugin
+
+import tokenloom
 from tokenloom.compose import builtin_conf_dir, compose_config
 from tokenloom.compose.conf_folders import conf_folders, display_path, group_options
 from tokenloom.errors import ConfigError

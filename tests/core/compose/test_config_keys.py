@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 import pytest
 from pydantic import BaseModel, Field
+
 from tokenloom.compose.config_keys import describe_field, document_model, misreads_bool, near_keys, takes_text
 from tokenloom.interfaces.contract import PluginChoice
 

@@ -13,6 +13,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.plugins import Plugins
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from hydra.version import VersionBase
+
 from tokenloom.compose import compose_config
 from tokenloom.compose.hydra_session import hydra_loader
 from tokenloom.errors import ConfigError

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from tokenloom.compose import KEYWORDS, compose_config
 from tokenloom.errors import ConfigError
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from tokenloom.compose import compose_config
 from tokenloom.errors import ConfigError
 

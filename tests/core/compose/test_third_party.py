@@ -6,11 +6,11 @@ import logging
 from pathlib import Path
 
 import pytest
+
+from tests.plugin_packages import install_package, plugin_source
 from tokenloom.compose import compose_config
 from tokenloom.errors import ConfigError, ContractVersionError, PluginError
 from tokenloom.plugins import Registry
-
-from tests.plugin_packages import install_package, plugin_source
 
 SJF_YAML = "defaults:\n  - victim: last_in\n  - _self_\nname: sjf\nmax_num_seqs: 5\n"
 

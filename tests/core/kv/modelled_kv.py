@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import final
 
 from tests.core.engine_harness import build_prefix_cache
-from tests.core.stub_executor import full_group, stub_request
+from tests.core.stub_model import full_group, stub_request
 from tokenloom.batch import BlockTableUpdate
 from tokenloom.clock import VirtualClock
 from tokenloom.interfaces.cache import CacheContext

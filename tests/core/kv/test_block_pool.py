@@ -64,8 +64,17 @@ def test_check_finds_a_count_that_drifted() -> None:
     pool = BlockPool(3)
     pool.allocate()
     pool._counts[BlockState.ACTIVE] += 1
-    with pytest.raises(AssertionError, match="ACTIVE"):
+    pool._counts[BlockState.CACHED] -= 1
+    pool.check_counts()
+    with pytest.raises(AssertionError, match="ACTIVE: counted 2, found 1"):
         pool.check()
+    pool._counts[BlockState.CACHED] += 1
+    with pytest.raises(AssertionError, match="do not add up to 3"):
+        pool.check_counts()
+    pool._counts[BlockState.ACTIVE] -= 1
+    pool._free.pop()
+    with pytest.raises(AssertionError, match="0 free"):
+        pool.check_counts()
 
 
 class PoolMachine(RuleBasedStateMachine):

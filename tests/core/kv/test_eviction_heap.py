@@ -27,6 +27,18 @@ def test_pop_passes_over_old_keys_and_blocks_in_use() -> None:
     assert heap.pop() == 1
 
 
+def test_block_that_came_into_use_after_it_was_offered_is_passed_over() -> None:
+    in_use: set[int] = set()
+    heap = EvictionHeap(lambda block_id: block_id not in in_use)
+    heap.update([(1, (1.0,)), (2, (2.0,))])
+    in_use.add(1)
+    assert heap.pop() == 2
+    assert heap.pop() is None
+    in_use.clear()
+    heap.offer(1)
+    assert heap.pop() == 1
+
+
 def test_forgotten_block_is_never_popped_under_its_old_key() -> None:
     heap = EvictionHeap(lambda block_id: True)
     heap.update([(1, (1.0,)), (2, (2.0,))])
@@ -48,7 +60,7 @@ def test_heap_size_stays_within_a_multiple_of_the_blocks() -> None:
 @settings(max_examples=80, deadline=None, derandomize=True)
 @given(
     st.lists(
-        st.tuples(st.sampled_from(["touch", "use", "release", "forget", "pop"]), st.integers(0, 5), st.integers(0, 9)),
+        st.tuples(st.sampled_from(["touch", "use", "release", "forget", "pop"]), st.integers(0, 2), st.integers(0, 3)),
         max_size=60,
     )
 )

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
 from tests.core.engine_harness import build_prefix_cache
-from tests.core.stub_executor import full_group, stub_request
+from tests.core.stub_model import full_group, stub_request
 from tokenloom.batch import BlockTableUpdate
 from tokenloom.clock import VirtualClock
 from tokenloom.interfaces.cache import CacheContext, PrefixCache
@@ -50,14 +51,14 @@ def start(kv: KVManager, request: Request) -> Request:
     return request
 
 
-def run_once(kv: KVManager, tokens: Sequence[int], **fields: object) -> None:
+def run_once(kv: KVManager, tokens: Sequence[int], **fields: Any) -> None:
     """Computes a sequence and lets go of it."""
     request = start(kv, stub_request("run-once", tokens, **fields))
     compute(kv, request)
     kv.release(request, is_final=True)
 
 
-def hit(kv: KVManager, tokens: Sequence[int], **fields: object) -> int:
+def hit(kv: KVManager, tokens: Sequence[int], **fields: Any) -> int:
     """Tokens that a newcomer would find."""
     request = stub_request("probe", tokens, **fields)
     found = kv.match(request).num_tokens

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.core.stub_executor import full_group
+from tests.core.stub_model import full_group
 from tokenloom.errors import OutOfMemoryError
 from tokenloom.kv.memory_plan import MemoryBudget, format_bytes, plan_memory
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 import pytest
 
 from tests.core.engine_harness import build_prefix_cache
-from tests.core.stub_executor import stub_request
+from tests.core.stub_model import stub_request
 from tokenloom.interfaces.cache import (
     BlockKey,
     CacheContext,

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from tokenloom.errors import ModelError
 from tokenloom.loader.checkpoint import GGUFCheckpoint, HFCheckpoint, open_checkpoint
 

@@ -10,6 +10,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
+
 from tokenloom.errors import ModelError
 from tokenloom.loader.gguf import GGUFFile
 

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 import torch
 from gguf.quants import dequantize as oracle
+
 from tokenloom.errors import ModelError
 from tokenloom.loader.gguf_checkpoint import GGUFCheckpoint
 from tokenloom.loader.weights_digest import DigestRecord, file_sha256
-from tokenloom.models.config import DivisorScaling, LinearScaling
+from tokenloom.model_config import DivisorScaling, LinearScaling
 
 KINDS = [gguf.GGMLQuantizationType[name] for name in ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q8_0")]
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from gguf.quants import dequantize as oracle
 from gguf.quants import quantize
+
 from tokenloom.loader import gguf_dequant
 from tokenloom.loader.gguf_dequant import BLOCK_TYPES, UNSUPPORTED_TYPE_NAMES, BlockType, dequantize
 

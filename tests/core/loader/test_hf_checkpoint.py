@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
+
 from tokenloom.errors import ModelError
 from tokenloom.loader.hf_checkpoint import HFCheckpoint
-from tokenloom.models.config import LinearScaling, Llama3Scaling
+from tokenloom.model_config import LinearScaling, Llama3Scaling
 
 LLAMA3 = {
     "rope_type": "llama3",

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from tokenloom.errors import ModelError
 from tokenloom.loader.installers import Installer, find_installer, run_command
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+
 from tokenloom.errors import ModelError
 from tokenloom.loader.installers import CommandResult, Installer
 from tokenloom.loader.pypi_source import PINS, Pin, PypiFetcher, PypiSpec

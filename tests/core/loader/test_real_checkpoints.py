@@ -9,6 +9,7 @@ import gguf
 import pytest
 import torch
 from gguf.quants import dequantize as oracle
+
 from tokenloom.loader.checkpoint import open_checkpoint
 from tokenloom.loader.gguf import GGUFFile
 from tokenloom.loader.gguf_dequant import dequantize

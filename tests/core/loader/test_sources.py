@@ -7,6 +7,7 @@ from typing import Any
 
 import huggingface_hub
 import pytest
+
 from tokenloom.errors import ModelError
 from tokenloom.loader.sources import CACHE_VARIABLE, DEFAULT_MODEL, model_cache_dir, resolve_model
 from tokenloom.loader.weights_digest import DigestRecord

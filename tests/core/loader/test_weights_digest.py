@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
+
 from tokenloom.errors import ModelError
 from tokenloom.loader.weights_digest import DigestRecord, file_sha256, quick_digest
 

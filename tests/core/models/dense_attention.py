@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import final
 
 import torch
+
 from tokenloom.interfaces.attention import (
     AttentionBackend,
     AttentionBatch,
@@ -14,8 +15,8 @@ from tokenloom.interfaces.attention import (
     AttentionMetadata,
     KVCacheSpec,
 )
+from tokenloom.model_config import ModelConfig
 from tokenloom.models.causal_lm import CausalLM, ForwardContext
-from tokenloom.models.config import ModelConfig
 
 __all__ = ["DenseAttention", "Sequences"]
 

@@ -10,6 +10,8 @@ from typing import Any, final
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+
+from tests.tiny_model import write_tiny_llama
 from tokenloom.errors import ModelError
 from tokenloom.interfaces.quant import EmbeddingWeights, LayerSpec, LinearWeights, Quantizer
 from tokenloom.loader.checkpoint import open_checkpoint
@@ -17,8 +19,6 @@ from tokenloom.models import registry
 from tokenloom.models.causal_lm import CausalLM, assign_groups
 from tokenloom.models.registry import build_model
 from tokenloom.parallel import ParallelContext
-
-from tests.tiny_model import write_tiny_llama
 
 CPU = torch.device("cpu")
 Tensors = dict[str, torch.Tensor]

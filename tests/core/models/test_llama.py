@@ -9,6 +9,10 @@ from typing import Any
 
 import pytest
 import torch
+
+from tests.core.models.dense_attention import Sequences
+from tests.core.models.llama_formulas import reference_logits
+from tests.tiny_model import write_tiny_llama
 from tokenloom.interfaces.quant import EmbeddingWeights, LayerSpec, LinearWeights, Quantizer
 from tokenloom.loader.checkpoint import open_checkpoint
 from tokenloom.models.causal_lm import CausalLM
@@ -19,10 +23,6 @@ from tokenloom.models.skip_list import SkipList
 from tokenloom.models.weight_loading import ignore_progress
 from tokenloom.ops.table import build_op_table
 from tokenloom.parallel import ParallelContext
-
-from tests.core.models.dense_attention import Sequences
-from tests.core.models.llama_formulas import reference_logits
-from tests.tiny_model import write_tiny_llama
 
 LLAMA3_SCALING: dict[str, Any] = {
     "rope_type": "llama3",

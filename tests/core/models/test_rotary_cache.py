@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tokenloom.models.config import DivisorScaling, LinearScaling, RopeConfig, RopeScaling
+
+from tokenloom.model_config import DivisorScaling, LinearScaling, RopeConfig, RopeScaling
 from tokenloom.models.rotary_cache import RotaryCache
 
 CPU = torch.device("cpu")

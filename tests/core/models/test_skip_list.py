@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from tokenloom.errors import ConfigError, ModelError
 from tokenloom.interfaces.quant import LayerSpec, Shard
 from tokenloom.models.skip_list import SkipList, checkpoint_skip_entries, part_names

@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+
 from tokenloom.ops import torch_ops
 from tokenloom.ops.table import build_op_table
 

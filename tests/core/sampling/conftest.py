@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+
 from tokenloom.sampling import SamplingRow
 
 CHI_SQUARE_999 = {3: 16.266, 7: 24.322, 15: 37.697, 63: 103.442}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from tokenloom.sampling import SamplingBatch, SamplingRow
 from tokenloom.sampling_params import SamplingParams
 

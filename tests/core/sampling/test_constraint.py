@@ -6,6 +6,8 @@ from typing import final
 
 import pytest
 import torch
+from torch import Tensor
+
 from tokenloom.interfaces.logits import LogitsConstraint
 from tokenloom.sampling import (
     ConstrainedRows,
@@ -18,7 +20,6 @@ from tokenloom.sampling import (
     verify_rejection,
 )
 from tokenloom.sampling_params import SamplingParams
-from torch import Tensor
 
 VOCAB = 10
 END = 8

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+
 from tokenloom.sampling import SamplingRow
 from tokenloom.sampling.filtering import Limits, rank_tokens, ranked_candidates
 from tokenloom.sampling_params import SamplingParams
-from torch import Tensor
 
 
 def random_scores(num_rows: int, vocab_size: int, spread: float = 3.0) -> Tensor:

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+
 from tokenloom.sampling.noise import (
     Purpose,
     gumbel_noise,
@@ -16,7 +18,6 @@ from tokenloom.sampling.noise import (
     uniform_from_words,
     uniform_noise,
 )
-from torch import Tensor
 
 KNOWN_ANSWERS = [  # the philox4x32-10 lines of Random123's known-answer file: counter, key, output
     ("00000000 00000000 00000000 00000000", "00000000 00000000", "6627e8d5 e169c58d bc57ac4c 9b00dbd8"),

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+
 from tokenloom.sampling import SamplingBatch, SamplingRow, sample, target_probs, verify_rejection
 from tokenloom.sampling.noise import Purpose, uniform_noise
 from tokenloom.sampling_params import SamplingParams
-from torch import Tensor
 
 VOCAB = 8
 TRIALS = 200_000

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+
 from tokenloom.sampling import AllowedTokens, SamplingBatch, SamplingRow, sample, target_probs
 from tokenloom.sampling_params import SamplingParams
-from torch import Tensor
 
 
 def random_logits(num_rows: int, vocab_size: int, dtype: torch.dtype = torch.float32) -> Tensor:

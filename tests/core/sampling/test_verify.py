@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+
 from tokenloom.sampling import SamplingBatch, SamplingRow, Verification, sample, verify_chain, verify_tree
 from tokenloom.sampling_params import SamplingParams
-from torch import Tensor
 
 
 def ints(values: list[int]) -> Tensor:

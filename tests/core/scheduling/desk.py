@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import final
 
 from tests.core.engine_harness import build_prefix_cache
-from tests.core.stub_executor import full_group, stub_request
+from tests.core.stub_model import full_group, stub_request
 from tokenloom.batch import SchedulePlan
 from tokenloom.clock import VirtualClock
 from tokenloom.interfaces.cache import CacheContext

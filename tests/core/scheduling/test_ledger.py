@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from tests.core.scheduling.desk import Desk
-from tests.core.stub_executor import full_group, stub_request
+from tests.core.stub_model import full_group, stub_request
 from tokenloom.batch import PreemptMode
 from tokenloom.interfaces.scheduler import Grant, Shortfall
 from tokenloom.request import Request, RequestStatus
@@ -306,7 +306,7 @@ def random_desk(rng: random.Random) -> Desk:
     def tokens() -> list[int]:
         return rng.choices([0, 1], [4, 1], k=rng.randrange(2, 9))
 
-    for index in range(rng.randrange(2)):
+    if rng.random() < 0.5:
         desk.cache(tokens())
     for index in range(rng.randrange(1, 5)):
         prompt = tokens()

@@ -167,7 +167,7 @@ def test_grant_of_a_later_victim_is_cancelled_and_its_tokens_are_used_by_others(
 
 
 def test_blocks_that_come_by_themselves_stop_further_preemption() -> None:
-    """Memory of a step in flight is freed when it lands; until then the free count does not move, and must not have to."""
+    """Memory of a step in flight is freed when it lands; until then the free count does not move, and need not."""
     desk = Desk((9,), cache="none")
     for index in range(4):
         request = desk.run(f"r{index}", range(20 * index, 20 * index + 8), 7)

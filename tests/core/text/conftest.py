@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer as LibraryTokenizer
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
+
 from tokenloom.loader.tokenizer_source import TokenizerSource
 from tokenloom.text import Tokenizer, build_tokenizer
 

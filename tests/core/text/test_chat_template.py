@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from tokenloom.errors import RequestError
 from tokenloom.text import ChatTemplate, Tokenizer
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from tokenloom.loader.checkpoint import open_checkpoint
 from tokenloom.loader.sources import resolve_model
 from tokenloom.loader.tokenizer_source import TokenizerSource

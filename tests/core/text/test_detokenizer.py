@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from tokenloom.text import IncrementalDetokenizer, TextDelta, Tokenizer
 
 REPLY = "Hello, hello! 👨‍👩‍👧 日本日本語 e\u0301e\u0301 aabaabaac \n\n<end> naïve 🇩🇪🇩🇪"

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from tokenloom.errors import ModelError, RequestError
 from tokenloom.text import Tokenizer
 from tokenloom.text.pre_tokenizers import PRE_TOKENIZERS

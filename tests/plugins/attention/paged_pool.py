@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import final
 
 import torch
+
 from tokenloom.interfaces.attention import AttentionBackend, AttentionBatch, AttentionContext, AttentionLayer
 from tokenloom_attention.reference import reference_attend, reference_visible
 from tokenloom_attention.torch_sdpa import TorchSdpaConfig

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 
 import torch
-from tokenloom_attention.reference import reference_attend, reference_forward, reference_visible
 
 from tests.plugins.attention.paged_pool import Pool, Shape, Work, expected, layer_of, new_rows
+from tokenloom_attention.reference import reference_attend, reference_forward, reference_visible
 
 
 def test_visible_without_window_is_causal() -> None:

@@ -7,15 +7,15 @@ import sys
 from dataclasses import replace
 
 import pytest
-import tokenloom_attention
 import torch
 from pydantic import ValidationError
+
+import tokenloom_attention
+from tests.plugins.attention.paged_pool import Shape
 from tokenloom.errors import CapabilityError
 from tokenloom.interfaces.attention import CONTRACT_VERSION, AttentionBackend
 from tokenloom.plugins import Registry
 from tokenloom_attention.torch_sdpa import TorchSdpaBackend, TorchSdpaConfig
-
-from tests.plugins.attention.paged_pool import Shape
 
 
 def test_declaring_the_plugins_imports_no_torch() -> None:

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 import torch
+
+from tests.plugins.attention.paged_pool import Paged, Pool, Shape, Work, layer_of
 from tokenloom.errors import CapabilityError
 from tokenloom.interfaces.attention import AttentionLayer
 from tokenloom_attention.torch_sdpa import TorchSdpaConfig
-
-from tests.plugins.attention.paged_pool import Paged, Pool, Shape, Work, layer_of
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 LAYERS = [(None, None), (17, None), (None, 2.0)]

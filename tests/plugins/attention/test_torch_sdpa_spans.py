@@ -7,10 +7,10 @@ from collections import Counter
 
 import pytest
 import torch
-from tokenloom_attention.torch_sdpa.spans import RequestWork, cut_aligned, cut_rows, pack
-from tokenloom_attention.torch_sdpa.tiles import GroupedTile, SdpaTile, TileLimits, plan_tiles
 
 from tests.plugins.attention.paged_pool import Pool, Shape, Work
+from tokenloom_attention.torch_sdpa.spans import RequestWork, cut_aligned, cut_rows, pack
+from tokenloom_attention.torch_sdpa.tiles import GroupedTile, SdpaTile, TileLimits, plan_tiles
 
 WORKS = [
     RequestWork(0, 5, num_computed, num_rows, window, is_tree)

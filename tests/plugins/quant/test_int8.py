@@ -9,6 +9,9 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+
+from tests.core.models.dense_attention import Sequences
+from tests.tiny_model import write_tiny_llama
 from tokenloom.errors import ConfigError, ModelError
 from tokenloom.interfaces.quant import LayerSpec, QuantConfig, QuantContext, Shard
 from tokenloom.loader.checkpoint import open_checkpoint
@@ -19,9 +22,6 @@ from tokenloom_quant import int8_product
 from tokenloom_quant.int8 import Int8Config, Int8Embedding, Int8Linear
 from tokenloom_quant.int8_product import Int8Product, quantize_rows
 from tokenloom_quant.none import NoneConfig
-
-from tests.core.models.dense_attention import Sequences
-from tests.tiny_model import write_tiny_llama
 
 CPU = torch.device("cpu")
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]

@@ -6,8 +6,9 @@ import subprocess
 import sys
 
 import pytest
-import tokenloom_quant
 import torch
+
+import tokenloom_quant
 from tokenloom.interfaces.quant import LayerSpec, QuantContext, Shard
 from tokenloom.plugins import Registry
 from tokenloom_quant.none import NoneConfig

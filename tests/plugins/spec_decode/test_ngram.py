@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
+
 from tokenloom.interfaces.contract import PluginChoice
 from tokenloom.interfaces.spec_decode import DraftBatch, DrafterNeeds
 from tokenloom_spec_decode.fixed_policy import FixedPolicyConfig

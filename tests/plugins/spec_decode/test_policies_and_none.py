@@ -7,8 +7,9 @@ import sys
 
 import numpy as np
 import pytest
-import tokenloom_spec_decode
 from pydantic import ValidationError
+
+import tokenloom_spec_decode
 from tokenloom.interfaces.spec_decode import DraftBatch, DrafterNeeds, DraftPolicyContext, Proposal, VerifiedDrafts
 from tokenloom.plugins import Registry
 from tokenloom.request import Request

@@ -13,6 +13,7 @@ from typing import final
 import torch
 import torch.nn.functional as F
 from pydantic import Field
+
 from tokenloom.errors import CapabilityError
 from tokenloom.interfaces.attention import (
     AttentionBackend,
@@ -23,7 +24,6 @@ from tokenloom.interfaces.attention import (
     AttentionMetadata,
     KVCacheSpec,
 )
-
 from tokenloom_attention.torch_sdpa.tiles import GroupedTile, SdpaTile, Tile, TileLimits, plan_tiles
 
 __all__ = ["TorchSdpaBackend", "TorchSdpaConfig", "TorchSdpaMetadata"]

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import final
 
 import torch
-from tokenloom.interfaces.attention import AttentionBatch
 
+from tokenloom.interfaces.attention import AttentionBatch
 from tokenloom_attention.torch_sdpa.spans import RequestWork, Span, cut_aligned, cut_rows, pack
 
 __all__ = ["GroupedTile", "SdpaTile", "Tile", "TileLimits", "plan_tiles"]

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+
 from tokenloom.errors import ModelError
-from tokenloom.models.config import DivisorScaling, LinearScaling, Llama3Scaling, ModelConfig, RopeConfig
+from tokenloom.model_config import DivisorScaling, LinearScaling, Llama3Scaling, ModelConfig, RopeConfig
 
 CONFIG = ModelConfig(
     architecture="llama",
