@@ -58,6 +58,7 @@ LAYERS: tuple[frozenset[str], ...] = (
             "engine",
             "engine_builder",
             "engine_output",
+            "engine_parts",
             "feasibility",
             "model_runner",
             "request_book",

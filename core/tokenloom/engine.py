@@ -2,44 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import final
 
 from tokenloom.batch import RowPlan, RowResult, SchedulePlan, StepPlan, StepResult, tree_depths
-from tokenloom.clock import Clock
 from tokenloom.commit import Committed, commit_row
 from tokenloom.engine_output import EngineOutput, EngineStats, RequestTimes
+from tokenloom.engine_parts import EngineParts
 from tokenloom.errors import EngineDeadError, PluginContractError, TokenloomError
 from tokenloom.feasibility import RequestLimits, check_feasible
-from tokenloom.interfaces.executor import Executor, StepHandle
-from tokenloom.interfaces.scheduler import Scheduler, SchedulerContext, SchedulerView
+from tokenloom.interfaces.executor import StepHandle
+from tokenloom.interfaces.scheduler import SchedulerView
 from tokenloom.interfaces.scheduler_events import StepLanded
-from tokenloom.interfaces.spec_decode import DraftPolicy, VerifiedDrafts
-from tokenloom.kv.manager import KVManager
+from tokenloom.interfaces.spec_decode import VerifiedDrafts
 from tokenloom.request import FinishReason, Request
 from tokenloom.request_book import RequestBook
 from tokenloom.row_plan import build_row
 from tokenloom.scheduling.ledger import StepLedger
 from tokenloom.scheduling.plan_check import check_plan
 
-__all__ = ["Engine", "EngineParts"]
+__all__ = ["Engine"]
 
-
-@dataclass(frozen=True, slots=True)
-class EngineParts:
-    """The built plugins and settings of one engine; `engine_builder.build_engine` makes them from a config."""
-
-    executor: Executor
-    scheduler: Scheduler
-    scheduler_name: str
-    kv: KVManager
-    draft_policy: DraftPolicy | None
-    limits: SchedulerContext
-    clock: Clock
-    checks: str
-    on_close: Callable[[], None]
+_DEAD = "the engine was closed, or stopped after an earlier failure; build a new one"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +56,10 @@ class Engine:
 
     def add_request(self, request: Request) -> None:
         """Accepts a request that can run, or raises RequestError with the limit that it exceeds."""
-        block_size = self._parts.limits.block_size
-        num_reserved = self._kv.reserved_blocks(request) * block_size
-        if num_reserved >= self.limits.max_model_len + block_size:
+        if self._is_dead or self._is_closed:
+            raise EngineDeadError(_DEAD)
+        num_reserved = self._kv.reserved_blocks(request) * self._parts.limits.block_size
+        if num_reserved >= self.limits.max_model_len + self._parts.limits.block_size:
             detail = f"{num_reserved} tokens reserved, max_model_len is {self.limits.max_model_len}"
             raise PluginContractError("cache", "a reservation fits the longest sequence", detail)
         check_feasible(request, self.limits, num_reserved)
@@ -81,7 +68,7 @@ class Engine:
     def abort(self, request_id: str) -> EngineOutput | None:
         """Ends a request now and frees its memory. Unknown or finished ids are ignored (None)."""
         request = self._book.requests.get(request_id)
-        return None if request is None else self._finish(request, FinishReason.ABORT)
+        return None if request is None else self._end(request, FinishReason.ABORT)
 
     def truncate(self, request_id: str, num_output_tokens: int, stop_reason: str) -> EngineOutput | None:
         """Ends a request at a stop string, keeping its first `num_output_tokens` tokens. None once it has ended."""
@@ -94,7 +81,7 @@ class Engine:
         request.num_computed_tokens = min(request.num_computed_tokens, request.num_tokens)
         request.stop_reason = stop_reason
         self.stats.num_output_tokens -= num_dropped
-        return self._finish(request, FinishReason.STOP)
+        return self._end(request, FinishReason.STOP)
 
     @property
     def num_waiting(self) -> int:
@@ -136,7 +123,7 @@ class Engine:
             EngineDeadError: the executor or a policy failed in mid-step; the engine cannot go on.
         """
         if self._is_dead or self._is_closed:
-            raise EngineDeadError("the engine was closed, or stopped after an earlier failure; build a new one")
+            raise EngineDeadError(_DEAD)
         if not self._book.requests:
             return []
         start_s = self._clock.now()
@@ -199,6 +186,7 @@ class Engine:
         for victim in plan.preemptions:
             book.preempt(book.requests[victim.request_id])
         rows = tuple(self._row(book.requests[i], count, is_new=i in new_ids) for i, count in counts.items())
+        book.tell_events()
         return StepPlan(self._step_id, rows, book.take_removed())
 
     def _row(self, request: Request, num_tokens: int, *, is_new: bool) -> RowPlan:
@@ -241,11 +229,17 @@ class Engine:
 
     # ---- endings and reports ----
 
-    def _finish(self, request: Request, reason: FinishReason, committed: Committed | None = None) -> EngineOutput:
+    def _end(self, request: Request, reason: FinishReason) -> EngineOutput:
+        """Ends a request between steps."""
+        output = self._finish(request, reason, Committed([], ()))
+        self._book.tell_events()
+        return output
+
+    def _finish(self, request: Request, reason: FinishReason, committed: Committed) -> EngineOutput:
         self._book.finish(request, reason)
         if self._parts.draft_policy is not None:
             self._parts.draft_policy.forget(request.request_id)
-        return self._output(request, committed or Committed([], ()))
+        return self._output(request, committed)
 
     def _output(self, request: Request, committed: Committed) -> EngineOutput:
         return EngineOutput(
@@ -269,6 +263,7 @@ class Engine:
         self, launched: _Launched, result: StepResult, outputs: Sequence[EngineOutput], landed_s: float
     ) -> None:
         """Tells the policies what happened, and counts."""
+        self._book.tell_events()
         verified = [_verified(row, r) for row, r in zip(launched.plan.rows, result.rows) if row.draft_token_ids]
         if self._parts.draft_policy is not None:
             self._parts.draft_policy.observe(verified, landed_s - launched.start_s)

@@ -7,8 +7,9 @@ from typing import cast
 
 from tokenloom.capability_check import capability_check
 from tokenloom.clock import Clock, MonotonicClock
-from tokenloom.engine import Engine, EngineParts
+from tokenloom.engine import Engine
 from tokenloom.engine_config import EngineConfig
+from tokenloom.engine_parts import EngineParts
 from tokenloom.errors import CapabilityError
 from tokenloom.interfaces.cache import CacheConfig, CacheContext, PrefixCache
 from tokenloom.interfaces.executor import ExecutorConfig, ExecutorContext, ModelFacts, ModelTraits

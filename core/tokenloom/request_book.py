@@ -9,7 +9,7 @@ from tokenloom.clock import Clock
 from tokenloom.engine_output import EngineStats
 from tokenloom.errors import RequestError
 from tokenloom.interfaces.scheduler import Scheduler
-from tokenloom.interfaces.scheduler_events import RequestArrived, RequestFinished, RequestPreempted
+from tokenloom.interfaces.scheduler_events import RequestArrived, RequestFinished, RequestPreempted, SchedulerEvent
 from tokenloom.kv.manager import KVManager
 from tokenloom.request import FinishReason, Request, RequestStatus
 from tokenloom.request_queue import RequestQueue
@@ -34,6 +34,7 @@ class RequestBook:
         self._requests: dict[str, Request] = {}
         self._running: dict[str, Request] = {}
         self._removed: list[str] = []
+        self._events: list[SchedulerEvent] = []
         self.waiting = RequestQueue()
 
     @property
@@ -61,14 +62,27 @@ class RequestBook:
         self._removed.clear()
         return removed
 
+    def tell_events(self) -> None:
+        """Tells the scheduler what happened since the last call; called when a commit is complete."""
+        events, self._events = self._events, []
+        for event in events:
+            self._scheduler.observe(event)
+
     def add(self, request: Request) -> None:
         """Takes a new request in. Raises RequestError when its id is in use."""
         if request.request_id in self._requests:
             raise RequestError(f"request_id {request.request_id!r} is in use; choose another one", "request_id")
         self._requests[request.request_id] = request
         self.waiting.add(request)
+        try:
+            self._scheduler.observe(RequestArrived(self._clock.now(), request))
+        except BaseException:
+            # The caller is told that the request was not taken in; then it must not run.
+            del self._requests[request.request_id]
+            self.waiting.remove(request)
+            self.waiting.forget(request.request_id)
+            raise
         self._stats.num_prompt_tokens += request.num_prompt_tokens
-        self._scheduler.observe(RequestArrived(self._clock.now(), request))
 
     def admit(self, request: Request) -> None:
         """Gives a waiting request a slot, and pins the cached blocks that it finds."""
@@ -96,7 +110,7 @@ class RequestBook:
         request.num_preemptions += 1
         self._stats.num_preemptions += 1
         self.waiting.add(request)
-        self._scheduler.observe(RequestPreempted(self._clock.now(), request))
+        self._events.append(RequestPreempted(self._clock.now(), request))
 
     def finish(self, request: Request, reason: FinishReason) -> None:
         """Ends a request, wherever it stands, and frees its memory."""
@@ -111,4 +125,4 @@ class RequestBook:
         request.finish_reason = reason
         request.finish_time_s = self._clock.now()
         self._stats.num_finished += 1
-        self._scheduler.observe(RequestFinished(request.finish_time_s, request, reason))
+        self._events.append(RequestFinished(request.finish_time_s, request, reason))

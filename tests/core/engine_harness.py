@@ -12,8 +12,9 @@ from tests.core.stub_executor import Drafts, StubExecutor
 from tests.core.stub_model import StubModel, full_group
 from tokenloom.batch import PreemptMode, SchedulePlan
 from tokenloom.clock import VirtualClock
-from tokenloom.engine import Engine, EngineParts
+from tokenloom.engine import Engine
 from tokenloom.engine_output import EngineOutput
+from tokenloom.engine_parts import EngineParts
 from tokenloom.interfaces.cache import CacheContext, PrefixCache
 from tokenloom.interfaces.contract import PluginChoice
 from tokenloom.interfaces.executor import KVGroupSpec

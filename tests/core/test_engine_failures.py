@@ -193,7 +193,6 @@ def test_executor_error_kills_the_engine_for_good(where: str) -> None:
     assert harness.executor.is_closed
 
 
-@pytest.mark.xfail(strict=True, reason="a dead engine takes requests in that it will never run")
 def test_dead_engine_takes_no_request_in() -> None:
     harness = EngineHarness()
     harness.executor.faults.launch_error_step = 0
@@ -302,7 +301,6 @@ def test_observe_that_raises_leaves_the_engine_usable_or_dead(kind: str) -> None
     assert_usable_or_dead(harness)
 
 
-@pytest.mark.xfail(strict=True, reason="add_request() raises, yet the request is in and runs")
 def test_observe_that_raises_on_arrival_leaves_no_request_behind() -> None:
     harness = EngineHarness(scheduler=lambda context: DeafScheduler(context, "RequestArrived"))
     with pytest.raises(Exception, match="on purpose"):

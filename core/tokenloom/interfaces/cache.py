@@ -96,8 +96,9 @@ class PrefixCache(ABC):
     The core calls, for one block: `insert` once its tokens are computed, then any number of `match`, then `remove` when
     it is evicted. `match` is called from scheduling and never mutates.
 
-    Every indexed block that no request references must be evictable in some order: when `is_evictable` says no for one,
-    removing others makes it so, and that `remove` returns it.
+    Every indexed block that no request references must be evictable in some order, whatever blocks are referenced: when
+    `is_evictable` says no for one, removing other *unreferenced* blocks makes it so, and that `remove` returns it. (A
+    window group lets go of the blocks before its window while it still holds those behind.)
     """
 
     @property

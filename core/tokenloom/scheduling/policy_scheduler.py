@@ -43,10 +43,18 @@ class PolicyScheduler(Scheduler):
             # Blocks that come by themselves at the next landing make further victims pointless.
             if outcome.resource != "blocks" or outcome.pending >= outcome.missing:
                 return
+            num_own = need - request.num_drafts
+            if count > num_own > 0:
+                # Nobody loses computed tokens for the sake of unverified drafts.
+                count = num_own
+                continue
             candidates = [other for other in view.running if not ledger.is_preempted(other)]
             victim = self._policy.select_victim(request, candidates, view)
             if victim is None:
                 return
+            if victim not in candidates:
+                name = type(self._policy).__name__
+                raise ValueError(f"{name}.select_victim named {victim.request_id}, which is not among its candidates")
             ledger.preempt(victim)
             if victim is request:
                 return

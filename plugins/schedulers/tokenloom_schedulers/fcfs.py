@@ -44,8 +44,11 @@ class FcfsPolicy(SchedulingPolicy):
         return True
 
     def chunk(self, request: RequestView, need: int, view: SchedulerView, ledger: Ledger) -> int:
-        limit = ledger.remaining_tokens if self._max_chunk_tokens is None else self._max_chunk_tokens
-        return min(need, limit, ledger.remaining_tokens)
+        num_own = need - request.num_drafts
+        # The limit keeps long prompts from delaying others; a decoding request's drafts are no such thing.
+        if self._max_chunk_tokens is not None and num_own > self._max_chunk_tokens:
+            need = self._max_chunk_tokens
+        return min(need, ledger.remaining_tokens)
 
     def select_victim(
         self, request: RequestView, candidates: Sequence[RequestView], view: SchedulerView

@@ -53,7 +53,6 @@ def test_chunk_limit_leaves_budget_for_others() -> None:
     assert plan_of(desk, 100).num_scheduled_tokens == {"w1": 16}
 
 
-@pytest.mark.xfail(strict=True, reason="a limit on prompt chunks cuts the drafts of a decoding request as well")
 def test_chunk_limit_is_for_prompts_and_leaves_drafts_alone() -> None:
     desk = Desk(budget=16)
     desk.run("r", range(9), num_drafts=5)
