@@ -73,9 +73,9 @@ def test_chat_says_paris() -> None:
 
 
 def test_speculation_changes_nothing_and_is_used(llm: LLM) -> None:
-    prompt = "Repeat after me: one two three four five. one two three four five. one two three"
+    prompt = "The cat sat on the mat. The dog sat on the mat. The cow sat on the mat. The"
     params = SamplingParams(temperature=0.0, max_tokens=64, ignore_eos=True)
     plain = llm.generate(prompt, params)[0].outputs[0].token_ids
     with LLM(dtype="float32", num_blocks=100, spec_decode="ngram", show_progress=False) as drafting:
         assert drafting.generate(prompt, params)[0].outputs[0].token_ids == plain
-        assert drafting.engine.stats.num_accepted_tokens > 10
+        assert drafting.engine.stats.num_accepted_tokens > 20

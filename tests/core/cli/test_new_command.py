@@ -169,6 +169,7 @@ for plugin in registry.plugins():
         values = yaml.safe_load(path.read_text())
         values.pop("defaults", None)
         wanted = {name: field.default for name, field in fields.items() if field.annotation is not PluginChoice}
+        wanted = {name: list(v) if isinstance(v, tuple) else v for name, v in wanted.items()}  # YAML has only lists
         assert values == {"name": info.name, **wanted}, (plugin.label, values, wanted)
         print(plugin.label)
 """
