@@ -31,27 +31,28 @@ class Choice:
         """Takes the news of one step."""
         self.deltas.append(delta)
         self.unread.append(delta)
-        self.is_finished = delta.finish_reason is not None
+        self.is_finished = delta.output.finish_reason is not None
 
     def completion(self) -> CompletionOutput:
         """The whole choice; call it when it has finished."""
-        last = self.deltas[-1]
+        last = self.deltas[-1].output
         wants_logprobs = self.request.params.logprobs is not None
         return CompletionOutput(
             index=self.request.choice_index,
             text="".join(delta.text for delta in self.deltas),
-            token_ids=[token_id for delta in self.deltas for token_id in delta.token_ids],
+            token_ids=[token_id for delta in self.deltas for token_id in delta.output.token_ids],
             finish_reason=None if last.finish_reason is None else last.finish_reason.value,
             stop_reason=last.stop_reason,
-            logprobs=[entry for delta in self.deltas for entry in delta.logprobs] if wants_logprobs else None,
+            logprobs=[entry for delta in self.deltas for entry in delta.output.logprobs] if wants_logprobs else None,
             error=last.error,
             metrics=self.metrics(),
         )
 
     def metrics(self) -> RequestMetrics:
         """Times so far."""
-        times = self.deltas[-1].times
-        chunks = [(delta.landed_s - times.arrival_s, len(delta.token_ids)) for delta in self.deltas if delta.token_ids]
+        outputs = [delta.output for delta in self.deltas]
+        times = outputs[-1].times
+        chunks = [(o.landed_s - times.arrival_s, len(o.token_ids)) for o in outputs if o.token_ids]
         num_later = sum(count for _, count in chunks) - 1
         ttft_s = None if times.first_token_s is None else times.first_token_s - times.arrival_s
         e2e_s = None if times.finish_s is None else times.finish_s - times.arrival_s
@@ -93,7 +94,7 @@ class Session:
         """Runs one step and hands its news out. Ctrl-C takes effect after it."""
         with deferred_interrupt():
             for delta in self._processor.process(self._engine.step()):
-                self._choices[delta.request_id].add(delta)
+                self._choices[delta.output.request_id].add(delta)
 
     def drop(self, requests: Sequence[Request]) -> None:
         """Forgets requests, aborting those that have not ended."""
@@ -161,13 +162,14 @@ class TextStream(Iterator[StreamDelta]):
 
     def _piece(self, choice: Choice) -> StreamDelta:
         delta = choice.unread.popleft()
-        self.num_tokens += len(delta.token_ids)
+        output = delta.output
+        self.num_tokens += len(output.token_ids)
         return StreamDelta(
             index=choice.request.choice_index,
             text=delta.text,
-            token_ids=delta.token_ids,
-            logprobs=list(delta.logprobs) if choice.request.params.logprobs is not None else None,
-            finish_reason=None if delta.finish_reason is None else delta.finish_reason.value,
-            stop_reason=delta.stop_reason,
-            error=delta.error,
+            token_ids=output.token_ids,
+            logprobs=list(output.logprobs) if choice.request.params.logprobs is not None else None,
+            finish_reason=None if output.finish_reason is None else output.finish_reason.value,
+            stop_reason=output.stop_reason,
+            error=output.error,
         )

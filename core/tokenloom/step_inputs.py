@@ -196,5 +196,6 @@ class _Buffer:
         self._numpy[:count] = values.reshape(-1)
         view = self._tensor[:count]
         if self._tensor is not self._host:
+            # The host side is free again by the next step: its results are read back before that.
             view.copy_(self._host[:count], non_blocking=True)
         return view.view(values.shape)

@@ -78,3 +78,19 @@ def test_requests_without_seed_differ_but_follow_the_engine_seed(build_llm: Call
     assert first[0] != first[1]
     assert first == again
     assert first != other
+
+
+def test_deterministic_results_do_not_depend_on_the_batch(build_llm: Callable[..., LLM]) -> None:
+    """Outside fp32 as well: the same bits alone, in a batch, in chunks and with drafts."""
+    greedy = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True, logprobs=0)
+
+    def outcome(llm: LLM, prompts: list[list[int]]) -> tuple[list[int], list[float]]:
+        choice = llm.generate(prompts, greedy)[-1].outputs[0]
+        assert choice.logprobs is not None
+        return choice.token_ids, [entry.logprob for entry in choice.logprobs]
+
+    settings = ("model.dtype=bfloat16", "engine.deterministic=true")
+    alone = outcome(build_llm(*settings, "cache=none"), [PROMPT])
+    assert outcome(build_llm(*settings), [*OTHERS, PROMPT]) == alone
+    assert outcome(build_llm(*settings, max_num_batched_tokens=5, max_num_seqs=2), [OTHERS[1], PROMPT]) == alone
+    assert outcome(build_llm(*settings, spec_decode="ngram"), [OTHERS[0], PROMPT]) == alone

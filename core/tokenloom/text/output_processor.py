@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import final
 
-from tokenloom.batch import TokenLogprobs
-from tokenloom.engine_output import EngineOutput, RequestTimes
+from tokenloom.engine_output import EngineOutput
 from tokenloom.request import FinishReason, Request
 from tokenloom.text.detokenizer import IncrementalDetokenizer
 from tokenloom.text.tokenizer import Tokenizer
@@ -20,18 +19,10 @@ Truncate = Callable[[str, int, str], EngineOutput | None]
 
 @dataclass(frozen=True, slots=True)
 class ChoiceDelta:
-    """What one step adds to one choice; fields as in `EngineOutput`, with the text that may be shown now."""
+    """What a step adds to a choice: text that may be shown now, and the engine's output, cut at a stop string."""
 
-    request_id: str
     text: str
-    token_ids: list[int]
-    logprobs: tuple[TokenLogprobs, ...]
-    finish_reason: FinishReason | None
-    stop_reason: int | str | None
-    num_cached_tokens: int
-    error: str | None
-    landed_s: float
-    times: RequestTimes
+    output: EngineOutput
 
 
 @dataclass(slots=True)
@@ -81,39 +72,21 @@ class OutputProcessor:
         choice.num_tokens += len(output.token_ids)
         text = delta.text
         if output.finish_reason is not None:
-            end = choice.detokenizer.finish()
-            text += end.text
+            text += choice.detokenizer.finish().text
             del self._choices[output.request_id]
-        return _delta(output, text)
+        return ChoiceDelta(text, output)
 
     def _stop(self, output: EngineOutput, text: str, stop: str, num_kept: int) -> ChoiceDelta:
         """Ends a request at a stop string that lies in the num_kept-th of its new tokens."""
         choice = self._choices.pop(output.request_id)
         last = self._truncate(output.request_id, choice.num_tokens + num_kept, stop)
-        return ChoiceDelta(
-            request_id=output.request_id,
-            text=text,
+        cut = replace(
+            output,
             token_ids=output.token_ids[:num_kept],
             logprobs=output.logprobs[:num_kept],
             finish_reason=FinishReason.STOP,
             stop_reason=stop,
-            num_cached_tokens=output.num_cached_tokens,
-            error=None,
-            landed_s=output.landed_s,
+            # A request that had ended by itself in this step cannot be truncated any more; its times stand.
             times=output.times if last is None else last.times,
         )
-
-
-def _delta(output: EngineOutput, text: str) -> ChoiceDelta:
-    return ChoiceDelta(
-        request_id=output.request_id,
-        text=text,
-        token_ids=output.token_ids,
-        logprobs=output.logprobs,
-        finish_reason=output.finish_reason,
-        stop_reason=output.stop_reason,
-        num_cached_tokens=output.num_cached_tokens,
-        error=output.error,
-        landed_s=output.landed_s,
-        times=output.times,
-    )
+        return ChoiceDelta(text, cut)
