@@ -56,11 +56,6 @@ class SchedulePlan:
     num_scheduled_tokens: Mapping[str, int] = field(default_factory=dict)
     preemptions: tuple[Preemption, ...] = ()
 
-    @property
-    def total_tokens(self) -> int:
-        """New tokens over all requests."""
-        return sum(self.num_scheduled_tokens.values())
-
 
 @dataclass(frozen=True, slots=True)
 class NewRow:
@@ -190,7 +185,14 @@ class RowResult:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What a step yields: rows in plan order, and how long it took in the executor, seconds by phase."""
+    """What a step yields.
+
+    Attributes:
+        step_id: of the plan.
+        rows: in plan order.
+        times_s: seconds by phase; "build" is the host's work before the forward pass, the others are free ("forward",
+            "sample", "propose").
+    """
 
     step_id: int
     rows: tuple[RowResult, ...]

@@ -57,6 +57,13 @@ class BatchState:
         """The row of a known request."""
         return self._rows[request_id]
 
+    def tokens(self, request_id: str) -> npt.NDArray[np.int32]:
+        """All tokens of a request so far, as a read-only view."""
+        row = self._rows[request_id]
+        view = self.token_ids[row, : self.num_tokens[row]]
+        view.flags.writeable = False
+        return view
+
     def constraint(self, request_id: str) -> LogitsConstraint | None:
         """This executor's own cursor of a request's constraint, behind its last verified token."""
         return self._constraints.get(request_id)

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tokenloom.batch import RowPlan, RowResult, TokenLogprobs
+from tokenloom.engine_output import EngineOutput, RequestTimes
 from tokenloom.request import FinishReason, Request
 
-__all__ = ["Committed", "commit_row"]
+__all__ = ["Committed", "commit_row", "make_output"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +20,6 @@ class Committed:
     logprobs: tuple[TokenLogprobs, ...]
     finish_reason: FinishReason | None = None
     stop_reason: int | None = None
-    num_accepted_tokens: int = 0
 
 
 def commit_row(request: Request, row: RowPlan, result: RowResult) -> Committed:
@@ -46,8 +46,7 @@ def commit_row(request: Request, row: RowPlan, result: RowResult) -> Committed:
         room = max(0, request.max_total_tokens - request.num_tokens - 1)
         request.draft_token_ids = list(result.next_draft_token_ids[:room])
         request.draft_parents = list(result.next_draft_parents[:room])
-    accepted = min(result.num_accepted_tokens, len(kept))
-    return Committed(kept, result.logprobs[: len(kept)], reason, stop_id, accepted)
+    return Committed(kept, result.logprobs[: len(kept)], reason, stop_id)
 
 
 def _scan(request: Request, token_ids: Sequence[int]) -> tuple[list[int], FinishReason | None, int | None]:
@@ -58,3 +57,23 @@ def _scan(request: Request, token_ids: Sequence[int]) -> tuple[list[int], Finish
         if num_tokens + index + 1 >= request.max_total_tokens:
             return list(token_ids[: index + 1]), FinishReason.LENGTH, None
     return list(token_ids), None, None
+
+
+def make_output(request: Request, committed: Committed, landed_s: float) -> EngineOutput:
+    """What the caller is told of a request after a commit."""
+    return EngineOutput(
+        request_id=request.request_id,
+        token_ids=committed.token_ids,
+        logprobs=committed.logprobs,
+        finish_reason=request.finish_reason,
+        stop_reason=request.stop_reason,
+        num_cached_tokens=request.num_cached_tokens,
+        error=request.error,
+        landed_s=landed_s,
+        times=RequestTimes(
+            request.arrival_time_s,
+            request.first_scheduled_time_s,
+            request.first_token_time_s,
+            request.finish_time_s,
+        ),
+    )

@@ -4,28 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from threading import Lock
 from typing import final
 
-from tokenloom.batch import RowPlan, RowResult, SchedulePlan, StepPlan, StepResult, tree_depths
-from tokenloom.commit import Committed, commit_row
-from tokenloom.engine_output import EngineOutput, EngineStats, RequestTimes
+from tokenloom.batch import RowPlan, RowResult, SchedulePlan, StepPlan, StepResult
+from tokenloom.commit import Committed, commit_row, make_output
+from tokenloom.draft_lengths import DraftLengths
+from tokenloom.engine_output import EngineOutput, EngineStats
 from tokenloom.engine_parts import EngineParts
-from tokenloom.errors import EngineDeadError, PluginContractError, TokenloomError
+from tokenloom.errors import EngineBusyError, EngineDeadError, PluginContractError, TokenloomError
 from tokenloom.feasibility import RequestLimits, check_feasible
 from tokenloom.interfaces.executor import StepHandle
 from tokenloom.interfaces.scheduler import SchedulerView
 from tokenloom.interfaces.scheduler_events import StepLanded
-from tokenloom.interfaces.spec_decode import VerifiedDrafts
+from tokenloom.plugin_guard import plugin_call
 from tokenloom.request import FinishReason, Request
 from tokenloom.request_book import RequestBook
 from tokenloom.row_plan import build_row
 from tokenloom.scheduling.ledger import StepLedger
-from tokenloom.scheduling.plan_check import check_plan
+from tokenloom.scheduling.plan_check import check_plan, check_plan_shape
 
 __all__ = ["Engine"]
-
-_DEAD = "the engine was closed, or stopped after an earlier failure; build a new one"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +47,10 @@ class Engine:
         self._step_id = 0
         self._is_dead = False
         self._is_closed = False
+        self._stepping = Lock()
         self.stats = EngineStats()
-        self._book = RequestBook(parts.kv, parts.scheduler, parts.clock, self.stats)
+        self._book = RequestBook(parts.kv, parts.scheduler, parts.labels["scheduler"], parts.clock, self.stats)
+        self._drafts = DraftLengths(parts.draft_policy, parts.labels["spec_decode.policy"], self.stats)
         self.facts = parts.executor.model_facts()
         self.limits = RequestLimits(self.facts.max_model_len, parts.kv.max_sequence_tokens, self.facts.vocab_size)
 
@@ -56,12 +58,11 @@ class Engine:
 
     def add_request(self, request: Request) -> None:
         """Accepts a request that can run, or raises RequestError with the limit that it exceeds."""
-        if self._is_dead or self._is_closed:
-            raise EngineDeadError(_DEAD)
+        self._require_idle()
         num_reserved = self._kv.reserved_blocks(request) * self._parts.limits.block_size
         if num_reserved >= self.limits.max_model_len + self._parts.limits.block_size:
             detail = f"{num_reserved} tokens reserved, max_model_len is {self.limits.max_model_len}"
-            raise PluginContractError("cache", "a reservation fits the longest sequence", detail)
+            raise PluginContractError(self._parts.labels["cache"], "a reservation fits the longest sequence", detail)
         check_feasible(request, self.limits, num_reserved)
         self._book.add(request)
 
@@ -82,6 +83,11 @@ class Engine:
         request.stop_reason = stop_reason
         self.stats.num_output_tokens -= num_dropped
         return self._end(request, FinishReason.STOP)
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the engine can run steps: neither closed nor stopped after a failure."""
+        return not (self._is_dead or self._is_closed)
 
     @property
     def num_waiting(self) -> int:
@@ -110,7 +116,7 @@ class Engine:
         if not self._is_closed:
             self._is_closed = True
             self._parts.executor.close()
-            self._parts.on_close()
+            self._parts.on_close(asdict(self.stats))
 
     # ---- one step ----
 
@@ -122,10 +128,13 @@ class Engine:
                 was committed; after any other breach it cannot.
             EngineDeadError: the executor or a policy failed in mid-step; the engine cannot go on.
         """
-        if self._is_dead or self._is_closed:
-            raise EngineDeadError(_DEAD)
+        self._require_idle()
         if not self._book.requests:
             return []
+        with self._stepping:
+            return self._step()
+
+    def _step(self) -> list[EngineOutput]:
         start_s = self._clock.now()
         plan = self._schedule(start_s)
         with self._fatal():
@@ -135,6 +144,15 @@ class Engine:
             elif self._parts.checks == "cheap":
                 self._kv.check_counts()
         return outputs
+
+    def _require_idle(self) -> None:
+        if self._is_dead or self._is_closed:
+            raise EngineDeadError("the engine was closed, or stopped after an earlier failure; build a new one")
+        self._require_not_stepping()
+
+    def _require_not_stepping(self) -> None:
+        if self._stepping.locked():
+            raise EngineBusyError("the engine is in mid-step; call it from one thread, and not from its plugins")
 
     @contextmanager
     def _fatal(self) -> Iterator[None]:
@@ -160,17 +178,15 @@ class Engine:
         def build_ledger() -> StepLedger:
             return StepLedger(view, self._kv, book.requests)
 
-        ledger, name = build_ledger(), f"scheduler={self._parts.scheduler_name}"
+        ledger, name = build_ledger(), self._parts.labels["scheduler"]
         before = self._progress() if is_full else None
-        try:
+        with plugin_call(name, "schedule() returns a plan"):
             plan = self._parts.scheduler.schedule(view, ledger)
-        except Exception as error:
-            detail = f"{type(error).__name__}: {error}"
-            raise PluginContractError(name, "schedule() returns a plan", detail) from error
         if before is not None and before != self._progress():
             self._is_dead = True
             raise PluginContractError(name, "schedule() only reads its view", "a request was changed")
         # A plan that the ledger itself wrote down is legal by construction, but for the progress rule.
+        check_plan_shape(plan, name)
         if is_full or not ledger.made(plan) or not plan.num_scheduled_tokens:
             check_plan(plan, view, build_ledger, name, num_inflight=0)
         return plan
@@ -190,8 +206,7 @@ class Engine:
         return StepPlan(self._step_id, rows, book.take_removed())
 
     def _row(self, request: Request, num_tokens: int, *, is_new: bool) -> RowPlan:
-        policy = self._parts.draft_policy
-        max_drafts = 0 if policy is None else policy.num_drafts(request, self._book.num_running)
+        max_drafts = self._drafts.choose(request, self._book.num_running)
         row = build_row(request, num_tokens, self._kv, is_new=is_new, max_drafts=max_drafts)
         request.num_inflight_tokens = num_tokens
         return row
@@ -225,70 +240,50 @@ class Engine:
             self._kv.publish(request)
         if committed.finish_reason is not None:
             return self._finish(request, committed.finish_reason, committed)
-        return self._output(request, committed) if committed.token_ids else None
+        return make_output(request, committed, self._clock.now()) if committed.token_ids else None
 
     # ---- endings and reports ----
 
     def _end(self, request: Request, reason: FinishReason) -> EngineOutput:
         """Ends a request between steps."""
+        self._require_not_stepping()
         output = self._finish(request, reason, Committed([], ()))
         self._book.tell_events()
         return output
 
     def _finish(self, request: Request, reason: FinishReason, committed: Committed) -> EngineOutput:
         self._book.finish(request, reason)
-        if self._parts.draft_policy is not None:
-            self._parts.draft_policy.forget(request.request_id)
-        return self._output(request, committed)
-
-    def _output(self, request: Request, committed: Committed) -> EngineOutput:
-        return EngineOutput(
-            request_id=request.request_id,
-            token_ids=committed.token_ids,
-            logprobs=committed.logprobs,
-            finish_reason=request.finish_reason,
-            stop_reason=request.stop_reason,
-            num_cached_tokens=request.num_cached_tokens,
-            error=request.error,
-            landed_s=self._clock.now(),
-            times=RequestTimes(
-                request.arrival_time_s,
-                request.first_scheduled_time_s,
-                request.first_token_time_s,
-                request.finish_time_s,
-            ),
-        )
+        self._drafts.forget(request.request_id)
+        return make_output(request, committed, self._clock.now())
 
     def _report(
         self, launched: _Launched, result: StepResult, outputs: Sequence[EngineOutput], landed_s: float
     ) -> None:
         """Tells the policies what happened, and counts."""
         self._book.tell_events()
-        verified = [_verified(row, r) for row, r in zip(launched.plan.rows, result.rows) if row.draft_token_ids]
-        if self._parts.draft_policy is not None:
-            self._parts.draft_policy.observe(verified, landed_s - launched.start_s)
+        self._drafts.observe(launched.plan, result, landed_s - launched.start_s)
         num_tokens = launched.plan.num_tokens
         emitted = {output.request_id: len(output.token_ids) for output in outputs}
         duration_s = landed_s - launched.start_s
-        self._parts.scheduler.observe(StepLanded(landed_s, result.step_id, duration_s, num_tokens, emitted))
+        self._book.tell(StepLanded(landed_s, result.step_id, duration_s, num_tokens, emitted))
         commit_s = self._clock.now() - landed_s
         stats = self.stats
         stats.num_steps += 1
         stats.num_computed_tokens += num_tokens
-        stats.num_draft_tokens += sum(drafts.num_drafts for drafts in verified)
-        stats.num_accepted_tokens += sum(drafts.num_accepted_tokens for drafts in verified)
         stats.python_s += launched.plan_s + result.times_s.get("build", 0.0) + commit_s
         stats.add_times({"plan": launched.plan_s, **result.times_s, "commit": commit_s})
 
     def _progress(self) -> list[tuple[object, ...]]:
-        """Everything that a policy could read of the live requests; compared by debug.checks=full."""
+        """What a faulty policy could change of the live requests; compared by debug.checks=full."""
         return [
-            (r.request_id, r.status, r.num_tokens, r.num_drafts, r.num_computed_tokens, r.num_inflight_tokens)
+            (
+                r.request_id,
+                r.status,
+                r.priority,
+                r.num_tokens,
+                r.num_drafts,
+                r.num_computed_tokens,
+                r.num_inflight_tokens,
+            )
             for r in (*self._book.running, *self._book.waiting)
         ]
-
-
-def _verified(row: RowPlan, result: RowResult) -> VerifiedDrafts:
-    num_drafts = len(row.draft_token_ids)
-    depth = max(tree_depths(row.draft_parents), default=num_drafts)
-    return VerifiedDrafts(row.request_id, num_drafts, result.num_accepted_tokens, depth)

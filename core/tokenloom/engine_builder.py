@@ -16,13 +16,10 @@ from tokenloom.interfaces.executor import ExecutorConfig, ExecutorContext, Model
 from tokenloom.interfaces.scheduler import SchedulerConfig, SchedulerContext
 from tokenloom.interfaces.spec_decode import DraftPolicy, DraftPolicyContext, SpecDecodeConfig
 from tokenloom.kv.manager import KVManager
+from tokenloom.models.weight_loading import ignore_progress
 from tokenloom.plugins import Registry, default_registry
 
-__all__ = ["build_engine", "ignore_progress"]
-
-
-def ignore_progress(stage: str, done: int, total: int) -> None:
-    """Reports nothing."""
+__all__ = ["build_engine"]
 
 
 def build_engine(
@@ -52,24 +49,29 @@ def build_engine(
         if reasons:
             raise CapabilityError(reasons)
 
-    executor = cast(ExecutorConfig, config.executor.config).build(ExecutorContext(config, time, progress, check_model))
+    capabilities = {choice.kind: plugins.get(choice.kind, choice.name).info.capabilities for choice in config.choices()}
+    context = ExecutorContext(config, time, progress, capabilities, check_model)
+    executor = cast(ExecutorConfig, config.executor.config).build(context)
     kv = _build_kv(config, executor.model_facts(), time)
     limits = _limits(config, executor.model_facts(), kv)
-    summary = {choice.kind: choice.name for choice in config.choices()}
+    chosen = {choice.kind: choice.name for choice in config.choices()}
     engine = Engine(
         EngineParts(
             executor=executor,
             scheduler=cast(SchedulerConfig, config.scheduler.config).build(limits),
-            scheduler_name=config.scheduler.name,
             kv=kv,
             draft_policy=_draft_policy(config, limits),
             limits=limits,
             clock=time,
             checks=config.debug.checks,
-            on_close=lambda: plugins.notify_engine_stopped(summary),
+            labels=_labels(config),
+            on_close=lambda totals: plugins.notify_engine_stopped({"plugins": chosen, "totals": totals}),
         )
     )
-    plugins.notify_engine_started(summary)
+    facts = executor.model_facts()
+    plugins.notify_engine_started(
+        {"plugins": chosen, "device": facts.device, "dtype": facts.dtype, "memory": dict(facts.memory)}
+    )
     return engine
 
 
@@ -79,7 +81,15 @@ def _build_kv(config: EngineConfig, facts: ModelFacts, clock: Clock) -> KVManage
     def build_cache(num_blocks: int) -> PrefixCache:
         return cache.build(CacheContext(cache.block_size, num_blocks, facts.max_model_len))
 
-    return KVManager(facts.kv_groups, facts.num_blocks, cache.block_size, facts.block_root, build_cache, clock)
+    return KVManager(
+        facts.kv_groups,
+        facts.num_blocks,
+        cache.block_size,
+        facts.block_root,
+        build_cache,
+        clock,
+        f"cache={config.cache.name}",
+    )
 
 
 def _limits(config: EngineConfig, facts: ModelFacts, kv: KVManager) -> SchedulerContext:
@@ -91,6 +101,12 @@ def _limits(config: EngineConfig, facts: ModelFacts, kv: KVManager) -> Scheduler
         block_size=kv.block_size,
         num_usable_blocks=kv.num_usable_blocks,
     )
+
+
+def _labels(config: EngineConfig) -> dict[str, str]:
+    labels = {choice.kind: f"{choice.kind}={choice.name}" for choice in config.choices()}
+    policy = cast(SpecDecodeConfig, config.spec_decode.config).draft_policy()
+    return {**labels, "spec_decode.policy": "no policy" if policy is None else f"spec_decode.policy={policy.name}"}
 
 
 def _draft_policy(config: EngineConfig, limits: SchedulerContext) -> DraftPolicy | None:

@@ -1,6 +1,6 @@
 """The validated configuration of one engine: core settings plus one chosen plugin per kind.
 
-`compose.py` makes it from Hydra groups; everything below the top layer only reads it.
+`compose/` makes it from Hydra groups; everything below the top layer only reads it.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class EngineSettings(_Settings):
         default=1, description="Steps in flight: 1 is synchronous, 2 overlaps planning with the forward pass."
     )
     num_threads: Annotated[int, Field(ge=1)] | None = Field(
-        default=None, description="CPU threads of the forward pass; null takes the physical cores this process may use."
+        default=None, description="CPU threads of the forward pass; null takes OMP_NUM_THREADS or the physical cores."
     )
 
 
@@ -57,7 +57,7 @@ class DebugSettings(_Settings):
 
     checks: Literal["off", "cheap", "full"] = Field(
         default="cheap",
-        description="off: none; cheap: plan rules and counters each step; full: recount every block after each step.",
+        description="off: foreign plans only; cheap: also block counts each step; full: recount and replay all.",
     )
 
 

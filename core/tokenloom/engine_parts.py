@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from tokenloom.clock import Clock
@@ -20,10 +20,11 @@ class EngineParts:
 
     executor: Executor
     scheduler: Scheduler
-    scheduler_name: str
     kv: KVManager
     draft_policy: DraftPolicy | None
     limits: SchedulerContext
     clock: Clock
     checks: str
-    on_close: Callable[[], None]
+    labels: Mapping[str, str]
+    """kind -> "kind=name" for scheduler, cache and spec_decode.policy; names plugins in errors."""
+    on_close: Callable[[dict[str, object]], None]

@@ -9,6 +9,7 @@ TokenloomError
 ├── ModelError               a checkpoint, tokenizer or source is missing, corrupt or not supported
 ├── RequestError             one request can never run as asked (bad parameters, too long)
 ├── OutOfMemoryError         weights, KV cache or activations do not fit
+├── EngineBusyError          the engine was called in mid-step, from another thread or from a plugin
 └── EngineDeadError          the engine stopped; requests in flight are lost
 
 A message says what was wrong, its value, what is allowed and what to try. Bugs of our own are `assert`.
@@ -23,6 +24,7 @@ __all__ = [
     "CapabilityError",
     "ConfigError",
     "ContractVersionError",
+    "EngineBusyError",
     "EngineDeadError",
     "ModelError",
     "OutOfMemoryError",
@@ -82,6 +84,10 @@ class RequestError(TokenloomError, ValueError):
 
 class OutOfMemoryError(TokenloomError, MemoryError):
     """Weights, KV cache or activations do not fit; the message holds the breakdown."""
+
+
+class EngineBusyError(TokenloomError, RuntimeError):
+    """The engine was called in mid-step, from another thread or from a plugin. Nothing was changed."""
 
 
 class EngineDeadError(TokenloomError):

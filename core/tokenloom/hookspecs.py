@@ -56,9 +56,9 @@ def tokenloom_config_dir() -> str | Path:
 
 @hookspec
 def tokenloom_engine_started(summary: Mapping[str, Any]) -> None:
-    """Tells that an engine is ready. `summary` holds plain data: the resolved plan, sizes and versions."""
+    """Tells that an engine is ready. `summary` holds plain data: plugins, device, dtype, memory in bytes."""
 
 
 @hookspec
 def tokenloom_engine_stopped(summary: Mapping[str, Any]) -> None:
-    """Tells that an engine has stopped. `summary` holds plain data: totals and the reason."""
+    """Tells that an engine has stopped. `summary` holds plain data: plugins, and totals (`EngineStats`)."""

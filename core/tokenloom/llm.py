@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, final
+from typing import Any, cast, final
 
 from tokenloom.clock import MonotonicClock
 from tokenloom.compose import ComposedConfig, compose_config
@@ -110,8 +110,8 @@ class LLM:
             RequestError: a prompt or parameter can never run; then nothing was started.
         """
         items = _as_prompts(prompts)
-        all_params = _one_each(params, SamplingParams(), len(items), "params")
-        all_traits = _one_each(traits, RequestTraits(), len(items), "traits")
+        all_params = _one_each(params, SamplingParams, len(items), "params")
+        all_traits = _one_each(traits, RequestTraits, len(items), "traits")
         encoded = [(item if isinstance(item, str) else None, self._encode(item)) for item in items]
         groups = [self._factory.make(ids, p, t) for (_, ids), p, t in zip(encoded, all_params, all_traits, strict=True)]
         requests = [request for group in groups for request in group]
@@ -182,26 +182,28 @@ class LLM:
     def _encode(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):
             return self.tokenizer.encode(prompt)
-        ids = list(prompt)
-        if not all(isinstance(token_id, int) and not isinstance(token_id, bool) for token_id in ids):
+        is_list = isinstance(prompt, list | tuple)
+        if not is_list or not all(isinstance(i, int) and not isinstance(i, bool) for i in prompt):
             raise RequestError(f"a prompt is a string or a list of token ids, got {prompt!r:.80}", "prompt")
-        return ids
+        return list(prompt)
 
 
 def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if isinstance(prompts, str):
         return [prompts]
-    items = list(prompts)
-    if items and all(isinstance(item, int) for item in items):
-        return [items]  # type: ignore[list-item]
-    return items  # type: ignore[return-value]
+    if not isinstance(prompts, list | tuple):
+        raise RequestError(f"prompts are text, token ids, or a list of these; got {type(prompts).__name__}", "prompt")
+    if prompts and all(isinstance(item, int) for item in prompts):
+        return [cast(Sequence[int], prompts)]
+    return list(cast(Sequence[Prompt], prompts))
 
 
-def _one_each(given: Any, default: Any, count: int, name: str) -> list[Any]:
-    if given is None:
-        return [default] * count
-    if not isinstance(given, Sequence):
-        return [given] * count
-    if len(given) != count:
-        raise RequestError(f"{name} has {len(given)} entries for {count} prompts; give one for all, or one each", name)
-    return list(given)
+def _one_each(given: Any, kind: type[Any], count: int, name: str) -> list[Any]:
+    """`given` for all, one each, or the default; refuses anything else."""
+    values = [kind() if given is None else given] * count if not isinstance(given, list | tuple) else list(given)
+    for value in values:
+        if not isinstance(value, kind):
+            raise RequestError(f"{name} must be {kind.__name__} or a list of them, got {value!r:.80}", name)
+    if len(values) != count:
+        raise RequestError(f"{name} has {len(values)} entries for {count} prompts; give one for all, or one each", name)
+    return values

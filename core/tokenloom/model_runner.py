@@ -17,6 +17,7 @@ from tokenloom.errors import PluginContractError
 from tokenloom.interfaces.attention import AttentionBackend
 from tokenloom.interfaces.spec_decode import DraftBatch, Drafter, Proposal
 from tokenloom.models.causal_lm import CausalLM, ForwardContext
+from tokenloom.plugin_guard import plugin_call
 from tokenloom.sampling.constraint import AllowedTokens, ConstrainedRows, allowed_tokens
 from tokenloom.sampling.sampler import SampleResult, sample
 from tokenloom.sampling.verify import Verification, verify_chain, verify_tree
@@ -39,6 +40,8 @@ class ModelRunnerParts:
     vocab_size: int
     device: torch.device
     clock: Clock
+    takes_trees: bool
+    """Whether the attention backend can mask a draft tree."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,15 +208,16 @@ class ModelRunner:
         gather = torch.tensor([i for rows in hidden_rows for i in rows], dtype=torch.int64, device=self._parts.device)
         batch = DraftBatch(
             request_ids=ids,
-            token_ids=[state.token_ids[state.row(i), : state.num_tokens[state.row(i)]] for i in ids],
+            token_ids=[state.tokens(i) for i in ids],
             num_prompt_tokens=[state.info(i).num_prompt_tokens for i in ids],
             max_drafts=[row.max_drafts if sampled.token_ids.get(row.request_id) else 0 for row, _ in chosen],
-            chain_only=[state.constraint(i) is not None for i in ids],
+            chain_only=[not self._parts.takes_trees or state.constraint(i) is not None for i in ids],
             first_positions=[row.num_computed_tokens for row, _ in chosen],
             hidden_states={layer: states[gather] for layer, states in captured.items()},
             cu_hidden=cu_hidden,
         )
-        proposals = self._parts.drafter.propose(batch)
+        with plugin_call(f"spec_decode={self._parts.drafter_name}", "propose() returns proposals"):
+            proposals = self._parts.drafter.propose(batch)
         self._check_proposals(proposals, batch)
         return dict(zip(ids, proposals, strict=True))
 
@@ -237,6 +241,9 @@ class ModelRunner:
             if proposal.parents and not is_tree:
                 detail = f"{request_id}: parents {proposal.parents} of {len(ids)} nodes"
                 raise PluginContractError(plugin, "parents come before their children", detail)
+            if proposal.parents and len(set(zip(proposal.parents, ids, strict=True))) < len(ids):
+                detail = f"{request_id}: tokens {ids} with parents {proposal.parents}"
+                raise PluginContractError(plugin, "siblings have distinct tokens", detail)
 
 
 def _verified_rows(row: RowPlan, first: int, sampled: _Sampled) -> list[int]:
@@ -251,7 +258,9 @@ def _row_result(row: RowPlan, sampled: _Sampled, proposals: dict[str, Proposal])
     if not row.samples:
         return RowResult(request_id, [])
     if request_id in sampled.invalid:
-        return RowResult(request_id, [], error="the model's logits are not finite (NaN or infinite)")
+        return RowResult(
+            request_id, [], error="no token can be sampled: the logits are not finite, or every token is masked"
+        )
     token_ids = sampled.token_ids[request_id]
     proposal = proposals.get(request_id, Proposal())
     return RowResult(

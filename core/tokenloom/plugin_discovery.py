@@ -6,7 +6,7 @@ Walks importlib.metadata itself, one module at a time, so that one broken packag
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -16,7 +16,7 @@ import pluggy
 
 from tokenloom import hookspecs
 from tokenloom.errors import PluginError
-from tokenloom.interfaces.contract import CONTRACT_VERSIONS, PluginInfo, is_compatible
+from tokenloom.interfaces.contract import CONTRACT_VERSIONS, Capabilities, PluginInfo, is_compatible
 
 __all__ = ["BrokenPlugin", "ConfigFolder", "Found", "RegisteredPlugin", "discover", "read_modules"]
 
@@ -162,6 +162,7 @@ def _check_declarations(infos: list[PluginInfo], paths: list[Path]) -> None:
             raise PluginError(
                 f"tokenloom_plugins() returned a {type(info).__name__}, it must return PluginInfo objects"
             )
+        _check_types(info)
         if not _NAME.fullmatch(info.name):
             raise PluginError(f"plugin name {info.name!r} must be lower case letters, digits and underscores")
         if not _TARGET.fullmatch(info.config):
@@ -169,6 +170,21 @@ def _check_declarations(infos: list[PluginInfo], paths: list[Path]) -> None:
         for sub_kind in info.sub_kinds:
             if sub_kind.rpartition(".")[0] != info.kind:
                 raise PluginError(f"{info.kind}={info.name}: sub_kinds names {sub_kind!r}, which is not of its kind")
+
+
+def _check_types(info: PluginInfo) -> None:
+    """A PluginInfo is plain data of a foreign package: one of the wrong type must not break commands later."""
+    version = info.contract
+    texts = {"kind": info.kind, "name": info.name, "config": info.config, "summary": info.summary}
+    problems = [f"{name} must be text, got {value!r}" for name, value in texts.items() if not isinstance(value, str)]
+    if not (isinstance(version, tuple) and len(version) == 2 and all(type(part) is int for part in version)):
+        problems.append(f"contract must be two numbers such as (1, 0), got {version!r}")
+    if not isinstance(info.capabilities, Capabilities):
+        problems.append(f"capabilities must be a Capabilities object, got {type(info.capabilities).__name__}")
+    if not isinstance(info.sub_kinds, Mapping):
+        problems.append(f"sub_kinds must map sub-kinds to names, got {type(info.sub_kinds).__name__}")
+    if problems:
+        raise PluginError(f"PluginInfo {info.name!r}: {'; '.join(problems)}")
 
 
 def _refusal(info: PluginInfo) -> str | None:

@@ -33,44 +33,87 @@ class FinishReason(StrEnum):
 
 
 class RequestView(Protocol):
-    """What a policy may read of a request. All counts are tokens, all times seconds."""
+    """What a policy may read of a request. All counts are tokens, all times seconds on the engine's clock."""
 
     @property
-    def request_id(self) -> str: ...
+    def request_id(self) -> str:
+        """Unique among live requests."""
+
     @property
-    def status(self) -> RequestStatus: ...
+    def status(self) -> RequestStatus:
+        """Waiting, running, preempted or finished."""
+
     @property
-    def arrival_time_s(self) -> float: ...
+    def arrival_time_s(self) -> float:
+        """When it was accepted."""
+
     @property
-    def priority(self) -> int: ...
+    def priority(self) -> int:
+        """Lower runs earlier."""
+
     @property
-    def tenant(self) -> str: ...
+    def tenant(self) -> str:
+        """Whose it is; "" if nobody's."""
+
     @property
-    def ttft_slo_s(self) -> float | None: ...
+    def ttft_slo_s(self) -> float | None:
+        """Target for the time to the first token."""
+
     @property
-    def tpot_slo_s(self) -> float | None: ...
+    def tpot_slo_s(self) -> float | None:
+        """Target for the time per output token."""
+
     @property
-    def first_token_time_s(self) -> float | None: ...
+    def retention_priority(self) -> int:
+        """Its cached blocks are kept longer if larger."""
+
     @property
-    def num_prompt_tokens(self) -> int: ...
+    def retention_ttl_s(self) -> float | None:
+        """How long that holds; None for ever."""
+
     @property
-    def num_output_tokens(self) -> int: ...
+    def first_token_time_s(self) -> float | None:
+        """When its first token landed."""
+
     @property
-    def num_tokens(self) -> int: ...
+    def num_prompt_tokens(self) -> int:
+        """Tokens of the prompt."""
+
     @property
-    def num_drafts(self) -> int: ...
+    def num_output_tokens(self) -> int:
+        """Tokens generated so far."""
+
     @property
-    def num_computed_tokens(self) -> int: ...
+    def num_tokens(self) -> int:
+        """Prompt and output so far."""
+
     @property
-    def num_inflight_tokens(self) -> int: ...
+    def num_drafts(self) -> int:
+        """Drafts waiting to be verified."""
+
     @property
-    def num_placeholder_tokens(self) -> int: ...
+    def num_computed_tokens(self) -> int:
+        """Tokens whose KV has landed; 0 while it waits."""
+
     @property
-    def num_cached_tokens(self) -> int: ...
+    def num_inflight_tokens(self) -> int:
+        """Tokens of steps launched but not landed."""
+
     @property
-    def num_preemptions(self) -> int: ...
+    def num_placeholder_tokens(self) -> int:
+        """Tokens that steps in flight will yield."""
+
     @property
-    def max_total_tokens(self) -> int: ...
+    def num_cached_tokens(self) -> int:
+        """Prompt tokens found in the prefix cache when it was first admitted."""
+
+    @property
+    def num_preemptions(self) -> int:
+        """How often it lost its memory."""
+
+    @property
+    def max_total_tokens(self) -> int:
+        """Prompt and output never exceed this."""
 
 
 @dataclass(slots=True, eq=False)

@@ -11,6 +11,7 @@ from tokenloom.errors import RequestError
 from tokenloom.interfaces.scheduler import Scheduler
 from tokenloom.interfaces.scheduler_events import RequestArrived, RequestFinished, RequestPreempted, SchedulerEvent
 from tokenloom.kv.manager import KVManager
+from tokenloom.plugin_guard import plugin_call
 from tokenloom.request import FinishReason, Request, RequestStatus
 from tokenloom.request_queue import RequestQueue
 
@@ -26,9 +27,12 @@ class RequestBook:
        +-----preempt------+        (finish also from waiting)
     """
 
-    def __init__(self, kv: KVManager, scheduler: Scheduler, clock: Clock, stats: EngineStats) -> None:
+    def __init__(
+        self, kv: KVManager, scheduler: Scheduler, scheduler_name: str, clock: Clock, stats: EngineStats
+    ) -> None:
         self._kv = kv
         self._scheduler = scheduler
+        self._plugin = f"scheduler={scheduler_name}"
         self._clock = clock
         self._stats = stats
         self._requests: dict[str, Request] = {}
@@ -66,6 +70,11 @@ class RequestBook:
         """Tells the scheduler what happened since the last call; called when a commit is complete."""
         events, self._events = self._events, []
         for event in events:
+            self.tell(event)
+
+    def tell(self, event: SchedulerEvent) -> None:
+        """Tells the scheduler of one event."""
+        with plugin_call(self._plugin, "observe() takes every event"):
             self._scheduler.observe(event)
 
     def add(self, request: Request) -> None:
@@ -75,7 +84,7 @@ class RequestBook:
         self._requests[request.request_id] = request
         self.waiting.add(request)
         try:
-            self._scheduler.observe(RequestArrived(self._clock.now(), request))
+            self.tell(RequestArrived(self._clock.now(), request))
         except BaseException:
             # The caller is told that the request was not taken in; then it must not run.
             del self._requests[request.request_id]

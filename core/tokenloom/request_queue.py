@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import insort
+from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
 from typing import final, overload
 
@@ -30,11 +30,11 @@ class RequestQueue(Sequence[Request]):
 
     def remove(self, request: Request) -> None:
         """Takes a request out; it keeps its place for a later `add`."""
-        for index, entry in enumerate(self._entries):
-            if entry[2] is request:
-                del self._entries[index]
-                return
-        raise AssertionError(f"request {request.request_id} does not wait")
+        place = (request.arrival_time_s, self._ranks.get(request.request_id, -1))
+        index = bisect_left(self._entries, place, key=_sort_key)
+        is_there = index < len(self._entries) and self._entries[index][2] is request
+        assert is_there, f"request {request.request_id} does not wait"
+        del self._entries[index]
 
     def forget(self, request_id: str) -> None:
         """Drops the place of a request that ended."""

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import final
 
 from tokenloom.engine import Engine
-from tokenloom.errors import RequestError
 from tokenloom.interrupts import deferred_interrupt
 from tokenloom.request import Request
 from tokenloom.results import CompletionOutput, RequestMetrics, StreamDelta
@@ -75,9 +74,11 @@ class Session:
         self._engine = engine
         self._processor = OutputProcessor(tokenizer, engine.truncate)
         self._choices: dict[str, Choice] = {}
+        self._abandoned: deque[Request] = deque()
 
     def start(self, requests: Sequence[Request]) -> list[Choice]:
         """Adds all requests, or none and raises RequestError."""
+        self._drop_abandoned()
         added: list[Request] = []
         try:
             for request in requests:
@@ -85,13 +86,14 @@ class Session:
                 added.append(request)
                 self._processor.add(request)
                 self._choices[request.request_id] = Choice(request)
-        except RequestError:
+        except BaseException:
             self.drop(added)
             raise
         return [self._choices[request.request_id] for request in requests]
 
     def pump(self) -> None:
         """Runs one step and hands its news out. Ctrl-C takes effect after it."""
+        self._drop_abandoned()
         with deferred_interrupt():
             for delta in self._processor.process(self._engine.step()):
                 self._choices[delta.output.request_id].add(delta)
@@ -102,6 +104,14 @@ class Session:
             self._engine.abort(request.request_id)
             self._processor.forget(request.request_id)
             self._choices.pop(request.request_id, None)
+
+    def abandon(self, requests: Sequence[Request]) -> None:
+        """Drops requests at the next call: for the garbage collector, which may run in the middle of a step."""
+        self._abandoned.extend(requests)
+
+    def _drop_abandoned(self) -> None:
+        while self._abandoned:
+            self.drop([self._abandoned.popleft()])
 
 
 @final
@@ -124,6 +134,12 @@ class TextStream(Iterator[StreamDelta]):
     def metrics(self) -> RequestMetrics | None:
         """Times of the first choice; None before its first piece."""
         return self._choices[0].metrics() if self._choices[0].deltas else None
+
+    @property
+    def wall_s(self) -> float | None:
+        """From arrival to the end of the last choice, seconds; None before."""
+        ends = [request.finish_time_s for request in self._requests]
+        return max(end - self._requests[0].arrival_time_s for end in ends if end is not None) if all(ends) else None
 
     @property
     def num_cached_tokens(self) -> int:
@@ -158,7 +174,7 @@ class TextStream(Iterator[StreamDelta]):
     def __del__(self) -> None:
         # An abandoned stream must not go on taking memory and steps.
         if not self._is_closed:
-            self.close()
+            self._session.abandon(self._requests)
 
     def _piece(self, choice: Choice) -> StreamDelta:
         delta = choice.unread.popleft()

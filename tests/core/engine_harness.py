@@ -144,20 +144,29 @@ class EngineHarness:
             facts.block_root,
             lambda count: build_cache(CacheContext(block_size, count, max_model_len)),
             self.clock,
+            "cache=test",
         )
         limits = SchedulerContext(max_num_seqs, budget, max_model_len, block_size, self.kv.num_usable_blocks)
         self.scheduler = scheduler(limits)
         self.num_closed = 0
         self.engine = Engine(
             EngineParts(
-                self.executor, self.scheduler, "test", self.kv, draft_policy, limits, self.clock, checks, self._closed
+                executor=self.executor,
+                scheduler=self.scheduler,
+                kv=self.kv,
+                draft_policy=draft_policy,
+                limits=limits,
+                clock=self.clock,
+                checks=checks,
+                labels={kind: f"{kind}=test" for kind in ("scheduler", "cache", "spec_decode.policy")},
+                on_close=self._closed,
             )
         )
         self.tokens: dict[str, list[int]] = {}
         self.last: dict[str, EngineOutput] = {}
         self.requests: dict[str, Request] = {}
 
-    def _closed(self) -> None:
+    def _closed(self, totals: dict[str, object]) -> None:
         self.num_closed += 1
 
     def request(

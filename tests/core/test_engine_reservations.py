@@ -92,7 +92,7 @@ def test_reservation_that_can_never_be_given_is_refused_at_once() -> None:
 
 def test_contiguous_reservation_is_refused_and_others_go_on() -> None:
     harness = reserving_harness(lambda request: Reservation(2, contiguous=request.request_id == "run"))
-    with pytest.raises(PluginContractError, match="ReservingCache"):
+    with pytest.raises(PluginContractError, match="plugin cache=test"):
         harness.add(harness.request("run", [1, 2], 3))
     harness.run(harness.request("paged", [1], 3))
     harness.check_truth()

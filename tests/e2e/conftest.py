@@ -15,7 +15,13 @@ from tokenloom.compose import compose_config
 from tokenloom.interfaces.contract import PluginChoice
 from tokenloom.plugins import Registry
 
-TINY_OVERRIDES = ("model.dtype=float32", "cache.num_blocks=400", "debug.checks=full", "executor.poison_kv=true")
+TINY_OVERRIDES = (
+    "model.dtype=float32",
+    "cache.num_blocks=400",
+    "debug.checks=full",
+    "executor.poison_kv=true",
+    "engine.num_threads=1",
+)
 
 
 @pytest.fixture(scope="session")

@@ -75,6 +75,8 @@ def test_combination_equals_the_plain_model(
     usage = llm.engine.kv_usage()
     assert usage["active"] == 0
     assert usage["free"] + usage["cached"] == num_blocks - 1
+    if case["num_blocks"] == "tight" and case["budget"] == 64:
+        assert llm.engine.stats.num_preemptions > 0
     # With a budget of one token only one request runs at a time, and it must stay.
     if case["scheduler"] == "preempting" and case["budget"] > 1:
         assert llm.engine.stats.num_preemptions >= len(prompts)

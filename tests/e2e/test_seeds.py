@@ -56,6 +56,8 @@ def test_speculation_changes_no_seeded_token(build_llm: Callable[..., LLM], temp
     llm = build_llm("spec_decode=ngram")
     assert tokens(llm, [PROMPT], [params]) == plain
     assert llm.engine.stats.num_draft_tokens > 0
+    if temperature < 0.1:
+        assert 0 < llm.engine.stats.num_accepted_tokens < llm.engine.stats.num_draft_tokens
 
 
 def test_choices_differ_and_are_repeatable(build_llm: Callable[..., LLM]) -> None:

@@ -53,9 +53,7 @@ def throughput(overrides: tuple[str, ...], verbose: bool, config_dir: Path | Non
     composed = compose_config(overrides, config_dir=config_dir, command=ThroughputSettings)
     settings = composed.extras_of(ThroughputSettings)
     workload = read_workload(Path(settings.workload))
-    for target in (settings.output, settings.dump_tokens):
-        if target is not None and not Path(target).absolute().parent.is_dir():
-            raise click.UsageError(f"{target}: its folder does not exist; make it first")
+    _check_files(settings)
     with LLM(config=composed) as llm:
         if verbose:
             print_plan(llm)
@@ -67,6 +65,19 @@ def throughput(overrides: tuple[str, ...], verbose: bool, config_dir: Path | Non
         _write(settings.output, chosen.result)
     if settings.dump_tokens is not None:
         _write(settings.dump_tokens, chosen.token_ids)
+
+
+def _check_files(settings: ThroughputSettings) -> None:
+    """Refuses what would lose a result, before anything runs."""
+    targets = [Path(target).absolute() for target in (settings.output, settings.dump_tokens) if target is not None]
+    for target in targets:
+        if not target.parent.is_dir():
+            raise click.UsageError(f"{target}: its folder does not exist; make it first")
+        if target.is_dir():
+            raise click.UsageError(f"{target} is a folder; name a file")
+    files = [Path(settings.workload).absolute(), *targets]
+    if len(set(files)) < len(files):
+        raise click.UsageError("workload, output and dump_tokens must be different files")
 
 
 def _repeat(llm: LLM, workload: list[WorkloadItem], settings: ThroughputSettings) -> list[ThroughputRun]:

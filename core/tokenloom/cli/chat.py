@@ -75,8 +75,9 @@ def _answer(llm: LLM, messages: list[dict[str, str]], params: SamplingParams) ->
             if delta.error is not None:
                 raise RequestError(delta.error)
     except KeyboardInterrupt:
+        if not llm.engine.is_alive:
+            raise  # A second Ctrl-C tore the step apart.
         stream.close()
     click.echo()
-    if stream.metrics is not None:
-        print_times(stream.metrics, stream.num_tokens, stream.num_cached_tokens)
+    print_times(stream)
     return "".join(texts)

@@ -55,8 +55,7 @@ def _run(llm: LLM, text: str, params: SamplingParams, *, as_chat: bool) -> None:
             click.echo(f"--- choice {index} ---\n{''.join(texts[index])}")
     elif not "".join(texts.get(0, [])).endswith("\n"):
         click.echo()
-    assert stream.metrics is not None, "the stream ended without metrics"
-    print_times(stream.metrics, stream.num_tokens, stream.num_cached_tokens)
+    print_times(stream)
 
 
 def _prompt(texts: list[str], prompt: str | None) -> str:

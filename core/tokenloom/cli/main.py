@@ -86,6 +86,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader of a pipe (`| head`) is gone; without this, the interpreter complains once more at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _FAILED
+    except OSError as error:
+        if shows_traceback:
+            traceback.print_exc()
+        click.echo(f"error: {error}", err=True)
+        return _FAILED
     except TokenloomError as error:
         if shows_traceback:
             traceback.print_exc()

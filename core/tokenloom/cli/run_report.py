@@ -6,7 +6,7 @@ import click
 
 from tokenloom.kv.memory_plan import format_bytes
 from tokenloom.llm import LLM
-from tokenloom.results import RequestMetrics
+from tokenloom.session import TextStream
 
 __all__ = ["print_plan", "print_times"]
 
@@ -30,15 +30,16 @@ def print_plan(llm: LLM) -> None:
         )
 
 
-def print_times(metrics: RequestMetrics, num_tokens: int, num_cached_tokens: int) -> None:
-    """Prints one line: TTFT, TPOT, tokens per second, cached tokens."""
+def print_times(stream: TextStream) -> None:
+    """Prints one line: TTFT and TPOT (of the first choice), tokens per second and cached tokens (of all)."""
+    metrics = stream.metrics
     parts = []
-    if metrics.ttft_s is not None:
+    if metrics is not None and metrics.ttft_s is not None:
         parts.append(f"TTFT {1000 * metrics.ttft_s:.0f} ms")
-    if metrics.tpot_s is not None:
+    if metrics is not None and metrics.tpot_s is not None:
         parts.append(f"TPOT {1000 * metrics.tpot_s:.1f} ms")
-    if metrics.e2e_s:
-        parts.append(f"{num_tokens / metrics.e2e_s:.1f} tokens/s")
-    parts.append(f"{num_tokens} tokens")
-    parts.append(f"{num_cached_tokens} prompt tokens cached")
+    if stream.wall_s:
+        parts.append(f"{stream.num_tokens / stream.wall_s:.1f} tokens/s")
+    parts.append(f"{stream.num_tokens} tokens")
+    parts.append(f"{stream.num_cached_tokens} prompt tokens cached")
     click.secho("[" + ", ".join(parts) + "]", err=True, dim=True)

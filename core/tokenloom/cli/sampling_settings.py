@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from tokenloom.sampling_params import SamplingParams
 
@@ -24,9 +24,19 @@ class SamplingSettings(BaseModel):
     min_p: float = Field(default=0.0, description="Drop tokens less likely than this fraction of the best.")
     seed: int | None = Field(default=None, description="Seed of the request; null derives one from engine.seed.")
     n: int = Field(default=1, description="Number of choices.")
-    stop: tuple[str, ...] = Field(default=(), description="Strings that end the output, e.g. stop=[END].")
+    stop: tuple[str, ...] = Field(
+        default=(), description="Strings that end the output: stop=END or stop=[A,B]; \\n in them is a line break."
+    )
     ignore_eos: bool = Field(default=False, description="Go on after the end-of-sequence token.")
-    logprobs: int | None = Field(default=None, description="Most likely tokens to report for each one.")
+
+    @field_validator("stop", mode="before")
+    @classmethod
+    def _as_strings(cls, value: object) -> object:
+        """One word is a list of one. A shell cannot easily write a line break, so the two characters stand for it."""
+        words = [value] if isinstance(value, str) else value
+        if not isinstance(words, list | tuple):
+            return words
+        return tuple(w.replace("\\n", "\n").replace("\\t", "\t") if isinstance(w, str) else w for w in words)
 
     def params(self) -> SamplingParams:
         """The checked parameters. Raises RequestError naming a field that is out of range."""

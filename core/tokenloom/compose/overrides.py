@@ -151,6 +151,8 @@ def _model_setting(text: str, origin: str, grammar: Grammar) -> Setting:
     options = grammar.options.get("model", ())
     if text in options:
         return Setting("model", text, origin, written="model")
+    if not text:
+        raise ConfigError(f"{origin}: no model is named; drop it for the default one")
     if re.search(r"[:/\\.~]", text) or Path(text).exists():
         return Setting("model.source", text, origin, written="model")
     raise ConfigError(

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import psutil
 import torch
 
 from tokenloom.engine_config import ModelSettings
-from tokenloom.errors import ConfigError, OutOfMemoryError
+from tokenloom.errors import ConfigError
 from tokenloom.model_config import ModelConfig
 
 __all__ = ["available_bytes", "choose_device", "choose_dtype", "choose_max_model_len", "choose_num_threads"]
+
+_CGROUP = Path("/sys/fs/cgroup")
 
 
 def choose_device(settings: ModelSettings) -> torch.device:
@@ -41,19 +46,24 @@ def choose_max_model_len(settings: ModelSettings, model: ModelConfig) -> int:
 
 
 def choose_num_threads(num_threads: int | None) -> int:
-    """The number asked for, else the physical cores among the CPUs that this process may use."""
+    """The number asked for, else OMP_NUM_THREADS, else the physical cores among the CPUs that this process may use."""
+    most = psutil.cpu_count() or 1
     if num_threads is not None:
+        if num_threads > most:
+            raise ConfigError(f"engine.num_threads={num_threads} exceeds the {most} CPUs of this machine")
         return num_threads
+    if os.environ.get("OMP_NUM_THREADS", "").isdecimal():
+        return min(most, max(1, int(os.environ["OMP_NUM_THREADS"])))
     usable = len(psutil.Process().cpu_affinity() or [0]) if psutil.LINUX else psutil.cpu_count() or 1
-    logical, physical = psutil.cpu_count() or 1, psutil.cpu_count(logical=False) or 1
-    return max(1, usable * physical // logical)
+    return max(1, usable * (psutil.cpu_count(logical=False) or 1) // most)
 
 
 def available_bytes(device: torch.device) -> int:
-    """Free memory of the device, bytes. Raises OutOfMemoryError when it cannot be told."""
+    """Free memory of the device, bytes; on the CPU also within the limit of the container."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     available = int(psutil.virtual_memory().available)
-    if available <= 0:
-        raise OutOfMemoryError("this machine reports no available memory; set cache.num_blocks")
-    return available
+    limit, used = _CGROUP / "memory.max", _CGROUP / "memory.current"
+    if limit.exists() and used.exists() and (text := limit.read_text().strip()).isdecimal():
+        available = min(available, int(text) - int(used.read_text()))
+    return max(0, available)

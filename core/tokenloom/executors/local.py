@@ -20,6 +20,7 @@ from tokenloom.executors.device_choice import (
     choose_num_threads,
 )
 from tokenloom.executors.kv_memory import allocate_kv, kv_groups
+from tokenloom.executors.memory_errors import out_of_memory
 from tokenloom.interfaces.attention import AttentionBackend, AttentionConfig, AttentionContext
 from tokenloom.interfaces.cache import CacheConfig
 from tokenloom.interfaces.executor import (
@@ -96,7 +97,8 @@ class LocalExecutor(Executor):
 
     def launch(self, plan: StepPlan) -> StepHandle:
         assert self._runner is not None, "launch() after close()"
-        return _Finished(self._runner.execute(plan))
+        with out_of_memory(f"a step of {plan.num_tokens} tokens", "lower scheduler.max_num_batched_tokens"):
+            return _Finished(self._runner.execute(plan))
 
     def close(self) -> None:
         self._runner = None
@@ -132,18 +134,10 @@ class _Builder:
         )
         if self._device.type == "cpu":
             torch.set_num_threads(choose_num_threads(self._config.engine.num_threads))
-        quantizer = self._build_quantizer()
-        model = build_model(
-            self._checkpoint,
-            quantizer=quantizer,
-            dtype=self._dtype,
-            device=self._device,
-            parallel=ParallelContext(),
-            progress=self._context.progress,
-            skip=self._quant.skip,
-            deterministic=self._config.engine.deterministic,
-        )
-        attention = self._build_attention()
+        # Plugins come before the weights: what they refuse, they refuse at once.
+        quantizer, attention = self._build_quantizer(), self._build_attention()
+        with out_of_memory("the model", "try quant=int8, or model.dtype=bfloat16"):
+            model = self._build_model(quantizer)
         groups = kv_groups(model.attention_layers(), attention)
         plan = self._plan_memory(model, groups)
         return _Built(
@@ -159,6 +153,18 @@ class _Builder:
                 device=str(self._device),
                 dtype=str(self._dtype).removeprefix("torch."),
             ),
+        )
+
+    def _build_model(self, quantizer: Quantizer) -> CausalLM:
+        return build_model(
+            self._checkpoint,
+            quantizer=quantizer,
+            dtype=self._dtype,
+            device=self._device,
+            parallel=ParallelContext(),
+            progress=self._context.progress,
+            skip=self._quant.skip,
+            deterministic=self._config.engine.deterministic,
         )
 
     def _build_quantizer(self) -> Quantizer:
@@ -190,8 +196,10 @@ class _Builder:
         per_token = 4 * config.hidden_size + (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
         per_token += 3 * config.intermediate_size
         activations = scheduler.max_num_batched_tokens * per_token * self._dtype.itemsize
-        # Logits in fp32, and one copy that sampling works on.
-        activations += 2 * 4 * min(scheduler.max_num_seqs, scheduler.max_num_batched_tokens) * config.vocab_size
+        # Logits in fp32, and one copy that sampling works on; verification needs a row for each draft.
+        drafts = cast(SpecDecodeConfig, self._config.spec_decode.config).draft_policy() is not None
+        num_rows = scheduler.max_num_batched_tokens if drafts else scheduler.max_num_seqs
+        activations += 2 * 4 * min(num_rows, scheduler.max_num_batched_tokens) * config.vocab_size
         budget = MemoryBudget(
             weights=model.num_weight_bytes,
             activation_peak=activations,
@@ -233,6 +241,7 @@ class _Builder:
             vocab_size=vocab_size,
             device=self._device,
             clock=self._context.clock,
+            takes_trees="tree_mask" in self._context.capabilities["attention"].flags,
         )
         return ModelRunner(parts)
 

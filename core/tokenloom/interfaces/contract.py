@@ -73,7 +73,7 @@ class Capabilities:
         flags: named abilities, e.g. "sliding_window", "soft_cap", "tree_mask", "prefix_cache", "async_launch". A flag
             that is absent means the plugin cannot do it.
         needs: flags that *other* plugins must have, as {kind: (flag, ...)}.
-        requires: distributions that must be importable for the plugin to run (import names).
+        requires: modules that must be importable for the plugin to run.
     """
 
     devices: tuple[str, ...] | None = None

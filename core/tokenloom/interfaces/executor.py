@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from tokenloom.batch import StepPlan, StepResult
 from tokenloom.clock import Clock
 from tokenloom.engine_config import EngineConfig
-from tokenloom.interfaces.contract import CONTRACT_VERSIONS, PluginConfig
+from tokenloom.interfaces.contract import CONTRACT_VERSIONS, Capabilities, PluginConfig
 
 __all__ = [
     "CONTRACT_VERSION",
@@ -105,6 +105,7 @@ class ExecutorContext:
         config: the whole config.
         clock: the engine's.
         progress: called as progress(stage, done, total) with growing `done`; total 0 means unknown.
+        capabilities: what each chosen plugin declares, by kind.
         check_model: raises CapabilityError with every reason if the chosen plugins cannot run a model of these traits;
             an executor calls it before it loads weights.
     """
@@ -112,6 +113,7 @@ class ExecutorContext:
     config: EngineConfig
     clock: Clock
     progress: Callable[[str, int, int], None]
+    capabilities: Mapping[str, Capabilities]
     check_model: Callable[[ModelTraits], None]
 
 

@@ -14,6 +14,7 @@ from tokenloom.interfaces.executor import KVGroupSpec
 from tokenloom.kv.block_hash import extend_keys, root_key
 from tokenloom.kv.block_pool import NULL_BLOCK, BlockState
 from tokenloom.kv.pool import KVPool
+from tokenloom.plugin_guard import plugin_call
 from tokenloom.request import Request
 
 __all__ = ["KVManager", "PrefixMatch"]
@@ -43,13 +44,15 @@ class KVManager:
         block_root: bytes,
         build_cache: Callable[[int], PrefixCache],
         clock: Clock,
+        plugin: str = "cache",
     ) -> None:
-        """`num_blocks` is per pool; `build_cache(num_blocks)` makes the prefix index of one pool."""
+        """`num_blocks` is per pool; `build_cache(num_blocks)` makes one pool's index; `plugin` names it in errors."""
+        self._plugin = plugin
         self.block_size = block_size
         self.groups = tuple(groups)
         self._clock = clock
         self._block_root = block_root
-        self.pools = tuple(KVPool(count, build_cache(count)) for count in num_blocks)
+        self.pools = tuple(KVPool(count, build_cache(count), plugin) for count in num_blocks)
         self.pool_of_group = tuple(group.pool_id for group in self.groups)
         self._tables: dict[str, list[list[int]]] = {}
         self._keys: dict[str, list[list[BlockKey]]] = {}
@@ -78,11 +81,13 @@ class KVManager:
         Raises:
             PluginContractError: the cache asks for one run of block ids, which this core cannot give.
         """
-        reservation = self.pools[0].cache.reservation(request)
-        if reservation.contiguous:
-            name = type(self.pools[0].cache).__name__
-            raise PluginContractError(name, "reservations are not contiguous", f"{request.request_id}: {reservation}")
-        return reservation.num_blocks
+        with plugin_call(self._plugin, "reservation() returns a Reservation"):
+            reservation = self.pools[0].cache.reservation(request)
+            num_blocks, is_contiguous = reservation.num_blocks, reservation.contiguous
+        if is_contiguous:
+            detail = f"{request.request_id}: {reservation}"
+            raise PluginContractError(self._plugin, "reservations are not contiguous", detail)
+        return num_blocks
 
     def match(self, request: Request) -> PrefixMatch:
         """The longest cached prefix of a request's tokens, at most num_tokens - 1 of them (the last needs logits)."""
@@ -95,7 +100,7 @@ class KVManager:
         while not is_settled:
             is_settled = True
             for group, keys in enumerate(self._request_keys(request, length)):
-                found[group] = self.pools[self.pool_of_group[group]].cache.match(keys, self._window_blocks[group])
+                found[group] = self.pools[self.pool_of_group[group]].match(keys, self._window_blocks[group])
                 if len(found[group]) < length:
                     length = len(found[group])
                     is_settled = length == 0

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import final
 
+from tokenloom.errors import PluginContractError
 from tokenloom.interfaces.cache import BlockKey, PrefixCache, Touch
 from tokenloom.kv.block_pool import NULL_BLOCK, BlockPool, BlockState
 from tokenloom.kv.eviction_heap import EvictionHeap
+from tokenloom.plugin_guard import plugin_call
 from tokenloom.request import Request
 
 __all__ = ["KVPool"]
@@ -17,7 +19,9 @@ __all__ = ["KVPool"]
 class KVPool:
     """Blocks of one page size with their index. Ids given out are held by the caller until released."""
 
-    def __init__(self, num_blocks: int, cache: PrefixCache) -> None:
+    def __init__(self, num_blocks: int, cache: PrefixCache, plugin: str = "cache") -> None:
+        """`plugin` names the cache in errors."""
+        self._plugin = plugin
         self.blocks = BlockPool(num_blocks)
         self.cache = cache
         self._policy = cache.eviction_policy()
@@ -33,6 +37,15 @@ class KVPool:
     def next_tick(self) -> None:
         """Starts a new commit: later touches count as more recent."""
         self._tick += 1
+
+    def match(self, keys: Sequence[BlockKey], window_blocks: int | None) -> list[int]:
+        """The index's longest usable prefix, as ids of indexed blocks (0 where the window does not reach)."""
+        with plugin_call(self._plugin, "match() returns indexed blocks"):
+            found = self.cache.match(keys, window_blocks)
+            is_legal = len(found) <= len(keys) and all(i == NULL_BLOCK or i in self.cache for i in found)
+        if not is_legal:
+            raise PluginContractError(self._plugin, "match() returns indexed blocks", f"{found} for {len(keys)} keys")
+        return found
 
     def allocate(self, count: int, now_s: float) -> list[int]:
         """Takes `count` blocks, evicting cached ones as needed. The caller has checked `num_available`."""
@@ -55,7 +68,9 @@ class KVPool:
     def publish(self, keys: Sequence[BlockKey], index: int, block_id: int, request: Request, now_s: float) -> None:
         """Indexes a computed block that a request holds under keys[index], unless that key is indexed already."""
         assert self.blocks.state(block_id) is BlockState.ACTIVE, f"block {block_id} published without a holder"
-        if self.cache.insert(keys, index, block_id):
+        with plugin_call(self._plugin, "insert() takes every computed block"):
+            is_indexed = self.cache.insert(keys, index, block_id)
+        if is_indexed:
             self._touch(block_id, index, request, now_s, is_hit=False)
 
     def release(self, block_ids: Sequence[int], request: Request, now_s: float) -> None:
@@ -72,9 +87,9 @@ class KVPool:
 
     def _evict(self) -> None:
         block_id = self._heap.pop()
-        assert block_id is not None, (
-            f"no evictable block although {self.blocks.count(BlockState.CACHED)} are cached and unreferenced"
-        )
+        if block_id is None:
+            detail = f"{self.blocks.count(BlockState.CACHED)} are cached and unreferenced, none is evictable"
+            raise PluginContractError(self._plugin, "an unreferenced block can be evicted", detail)
         self._forget(block_id)
         self.blocks.evict(block_id)
         self.num_evicted += 1

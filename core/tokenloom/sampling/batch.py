@@ -98,10 +98,6 @@ class RowGroups:
     logprob_rows: tuple[int, ...]
     num_logprobs: tuple[int, ...]
 
-    @property
-    def is_all_greedy(self) -> bool:
-        return self.plain_rows.shape[0] == 0 and self.ranked_rows.shape[0] == 0
-
 
 @final
 @dataclass(frozen=True, slots=True)

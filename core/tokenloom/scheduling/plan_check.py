@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
-from tokenloom.batch import SchedulePlan
+from tokenloom.batch import Preemption, SchedulePlan
 from tokenloom.errors import PluginContractError
 from tokenloom.interfaces.scheduler import SchedulerView, Shortfall
 from tokenloom.request import RequestView
 from tokenloom.scheduling.ledger import StepLedger
 
-__all__ = ["check_plan"]
+__all__ = ["check_plan", "check_plan_shape"]
 
 
 def check_plan(
@@ -43,6 +43,18 @@ def check_plan(
     if requests and not plan.num_scheduled_tokens and num_inflight == 0:
         detail = f"{len(view.running)} running and {len(view.waiting)} waiting requests, but no token is scheduled"
         raise PluginContractError(plugin, "every step makes progress", detail)
+
+
+def check_plan_shape(plan: object, plugin: str) -> None:
+    """Raises PluginContractError unless `plan` is a SchedulePlan of counts and preemptions."""
+    is_plan = (
+        isinstance(plan, SchedulePlan)
+        and isinstance(plan.num_scheduled_tokens, Mapping)
+        and isinstance(plan.preemptions, tuple)
+        and all(isinstance(victim, Preemption) for victim in plan.preemptions)
+    )
+    if not is_plan:
+        raise PluginContractError(plugin, "schedule() returns a SchedulePlan", f"got {plan!r:.200}")
 
 
 def _known(requests: dict[str, RequestView], request_id: str, plugin: str) -> RequestView:

@@ -26,8 +26,6 @@ def test_rows_fall_into_the_path_that_their_params_ask_for() -> None:
     assert groups.ranked_rows.tolist() == [2, 3]
     assert groups.max_top_k == 100
     assert (groups.logprob_rows, groups.num_logprobs) == ((1, 3), (3, 0))
-    assert not groups.is_all_greedy
-    assert SamplingBatch.build(ROWS[:1], vocab_size=100).groups.is_all_greedy
 
 
 @pytest.mark.parametrize(("top_k", "is_ranked"), [(-1, False), (0, False), (99, True), (100, False), (101, False)])

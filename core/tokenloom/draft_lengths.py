@@ -1,0 +1,55 @@
+"""How many tokens to draft: asks the chosen `spec_decode.policy`, checks its answers, tells it what became of them."""
+
+from __future__ import annotations
+
+from typing import final
+
+from tokenloom.batch import RowPlan, RowResult, StepPlan, StepResult, tree_depths
+from tokenloom.engine_output import EngineStats
+from tokenloom.errors import PluginContractError
+from tokenloom.interfaces.spec_decode import DraftPolicy, VerifiedDrafts
+from tokenloom.plugin_guard import plugin_call
+from tokenloom.request import Request
+
+__all__ = ["DraftLengths"]
+
+
+@final
+class DraftLengths:
+    """The draft policy of one engine; without one, nothing is ever drafted."""
+
+    def __init__(self, policy: DraftPolicy | None, plugin: str, stats: EngineStats) -> None:
+        self._policy = policy
+        self._plugin = plugin
+        self._stats = stats
+
+    def choose(self, request: Request, num_running: int) -> int:
+        """Most drafts to propose for a request after the coming step; never more than it has room for."""
+        if self._policy is None:
+            return 0
+        with plugin_call(self._plugin, "num_drafts() returns a count"):
+            count = self._policy.num_drafts(request, num_running)
+        if not isinstance(count, int) or count < 0:
+            raise PluginContractError(self._plugin, "num_drafts() returns a count", f"{request.request_id}: {count!r}")
+        return min(count, max(0, request.max_total_tokens - request.num_tokens - 1))
+
+    def observe(self, plan: StepPlan, result: StepResult, duration_s: float) -> None:
+        """Counts and reports what was verified in a step."""
+        verified = [_verified(row, r) for row, r in zip(plan.rows, result.rows, strict=True) if row.draft_token_ids]
+        self._stats.num_draft_tokens += sum(drafts.num_drafts for drafts in verified)
+        self._stats.num_accepted_tokens += sum(drafts.num_accepted_tokens for drafts in verified)
+        if self._policy is not None:
+            with plugin_call(self._plugin, "observe() takes every step"):
+                self._policy.observe(verified, duration_s)
+
+    def forget(self, request_id: str) -> None:
+        """Drops the state of a request that ended."""
+        if self._policy is not None:
+            with plugin_call(self._plugin, "forget() takes every request"):
+                self._policy.forget(request_id)
+
+
+def _verified(row: RowPlan, result: RowResult) -> VerifiedDrafts:
+    num_drafts = len(row.draft_token_ids)
+    depth = max(tree_depths(row.draft_parents), default=num_drafts)
+    return VerifiedDrafts(row.request_id, num_drafts, result.num_accepted_tokens, depth)
