@@ -1,5 +1,5 @@
 # make demo   an environment, the default model, an answer
-# make test   everything, as CI runs it
+# make test   every test
 # make check  ruff, mypy and the fast tests: before every commit
 PYTHON ?= python3
 VENV ?= .venv
@@ -22,12 +22,13 @@ lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/mypy benchmarks
 
 install: $(STAMP)
 
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	$(BIN)/python -m pip install --editable '.[dev]'
 	touch $(STAMP)
 
 # The tests fail, rather than skip, without the default model.

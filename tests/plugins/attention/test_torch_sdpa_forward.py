@@ -140,15 +140,13 @@ def test_forward_of_an_empty_batch_is_empty() -> None:
     assert all(bool(cache.isnan().all()) for cache in pool.kv)
 
 
-def test_metadata_outlives_the_buffers_of_its_batch() -> None:
+def test_prepare_of_another_group_leaves_the_first_one_alone() -> None:
     pool = Pool(Shape(block_size=4))
     works = mixed_works(pool)
     layer = layer_of(pool.shape)
     out = pool.step(works, layer)
-    batch = pool.batch(works)
-    metadata = pool.backend.prepare(batch)
-    for buffer in (batch.cu_seqlens_q, batch.seq_lens, batch.positions, batch.block_table, batch.slot_mapping):
-        buffer.zero_()
+    metadata = pool.backend.prepare(pool.batch(works))
+    pool.backend.prepare(pool.batch(works[:2]))
     query = torch.cat([w.paged.query[w.paged.num_computed : w.paged.num_computed + w.num_new] for w in works])
     assert torch.equal(pool.backend.forward(query, pool.kv, layer, metadata), out)
 

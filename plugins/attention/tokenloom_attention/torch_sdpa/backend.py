@@ -7,7 +7,7 @@ has the maths and the measurements behind the choices.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import final
 
 import torch
@@ -122,16 +122,6 @@ class TorchSdpaBackend(AttentionBackend):
     def prepare(self, batch: AttentionBatch) -> TorchSdpaMetadata:
         """Finds the rows to store; tiles follow with the first layer that needs them."""
         assert sum(batch.query_lens_cpu) == batch.num_tokens, f"{batch.query_lens_cpu} against {batch.num_tokens} rows"
-        # Tiles are built after `prepare` of the other KV groups, which may reuse the batch's buffers: keep copies.
-        batch = replace(
-            batch,
-            positions=batch.positions.clone(),
-            block_table=batch.block_table.clone(),
-            slot_mapping=batch.slot_mapping.clone(),
-            tree_mask=None if batch.tree_mask is None else batch.tree_mask.clone(),
-            query_lens_cpu=tuple(batch.query_lens_cpu),
-            seq_lens_cpu=tuple(batch.seq_lens_cpu),
-        )
         is_stored = batch.slot_mapping >= 0
         if bool(is_stored.all()):
             return TorchSdpaMetadata(batch, None, batch.slot_mapping)
