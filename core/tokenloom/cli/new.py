@@ -40,4 +40,10 @@ def plugin(kind: str, name: str, output: Path) -> None:
     folder = written[0].parent
     for path in written:
         click.echo(f"wrote {path}")
-    click.echo(f"\nNext:\n  pip install -e {folder}\n  tokenloom explain {kind}={name}\n  pytest {folder}")
+    steps = [
+        f"pip install -e '{folder}[dev]'",
+        f"tokenloom explain {kind}={name}",
+        f'tokenloom generate "The capital of France is" {kind}={name}',
+        f"pytest {folder}",
+    ]
+    click.echo("\nNext:\n" + "\n".join(f"  {step}" for step in steps))
