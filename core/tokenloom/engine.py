@@ -239,22 +239,22 @@ class Engine:
         if committed.finish_reason is not FinishReason.ERROR:
             self._kv.publish(request)
         if committed.finish_reason is not None:
-            return self._finish(request, committed.finish_reason, committed)
-        return make_output(request, committed, self._clock.now()) if committed.token_ids else None
+            return self._finish(request, committed.finish_reason, committed, now_s)
+        return make_output(request, committed, now_s) if committed.token_ids else None
 
     # ---- endings and reports ----
 
     def _end(self, request: Request, reason: FinishReason) -> EngineOutput:
         """Ends a request between steps."""
         self._require_not_stepping()
-        output = self._finish(request, reason, Committed([], ()))
+        output = self._finish(request, reason, Committed([], ()), self._clock.now())
         self._book.tell_events()
         return output
 
-    def _finish(self, request: Request, reason: FinishReason, committed: Committed) -> EngineOutput:
+    def _finish(self, request: Request, reason: FinishReason, committed: Committed, now_s: float) -> EngineOutput:
         self._book.finish(request, reason)
         self._drafts.forget(request.request_id)
-        return make_output(request, committed, self._clock.now())
+        return make_output(request, committed, now_s)
 
     def _report(
         self, launched: _Launched, result: StepResult, outputs: Sequence[EngineOutput], landed_s: float

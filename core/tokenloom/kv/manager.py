@@ -122,12 +122,11 @@ class KVManager:
         The window slides by the landed frontier. Returns how the table of each group changed.
         """
         target = -(-num_slots // self.block_size)
-        now_s = self._clock.now()
         updates: list[BlockTableUpdate] = []
         for group, table in enumerate(self._tables[request.request_id]):
-            pool = self.pools[self.pool_of_group[group]]
             num_null, num_kept = self._slide(request, group, table), len(table)
-            table.extend(pool.allocate(max(0, target - num_kept), now_s))
+            if target > num_kept:
+                table += self.pools[self.pool_of_group[group]].allocate(target - num_kept, self._clock.now())
             updates.append(BlockTableUpdate(num_null, num_kept, tuple(table[num_kept:])))
         return tuple(updates)
 

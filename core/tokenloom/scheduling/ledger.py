@@ -109,7 +109,7 @@ class StepLedger(Ledger):
         is_waiting = request.status is not RequestStatus.RUNNING
         if is_waiting and state.slots < 1:
             return Shortfall("slots", 1)
-        num_cached = self.cached_tokens(request)
+        num_cached = self.cached_tokens(request) if is_waiting else 0
         pins = self._pins(request.request_id) if is_waiting else ()
         needed = self._new_blocks(request, num_cached, num_tokens)
         for pool, count in enumerate(needed):
