@@ -80,7 +80,7 @@ def test_new_plugin_writes_the_package_and_says_what_comes_next(run_cli: RunCli,
         "pyproject.toml",
         "tests/test_oldest.py",
     ]
-    assert f"pip install -e {folder}" in out
+    assert f"pip install -e '{folder}[dev]'" in out
     assert "tokenloom explain cache.eviction=oldest" in out
     assert "tokenloom config cache=hash cache.eviction=oldest" in (folder / "README.md").read_text()
 
