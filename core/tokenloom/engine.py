@@ -146,7 +146,7 @@ class Engine:
         return outputs
 
     def _require_idle(self) -> None:
-        if self._is_dead or self._is_closed:
+        if not self.is_alive:
             raise EngineDeadError("the engine was closed, or stopped after an earlier failure; build a new one")
         self._require_not_stepping()
 

@@ -27,12 +27,11 @@ class RequestBook:
        +-----preempt------+        (finish also from waiting)
     """
 
-    def __init__(
-        self, kv: KVManager, scheduler: Scheduler, scheduler_name: str, clock: Clock, stats: EngineStats
-    ) -> None:
+    def __init__(self, kv: KVManager, scheduler: Scheduler, plugin: str, clock: Clock, stats: EngineStats) -> None:
+        """`plugin` names the scheduler in errors, e.g. "scheduler=fcfs"."""
         self._kv = kv
         self._scheduler = scheduler
-        self._plugin = f"scheduler={scheduler_name}"
+        self._plugin = plugin
         self._clock = clock
         self._stats = stats
         self._requests: dict[str, Request] = {}

@@ -138,8 +138,8 @@ class TextStream(Iterator[StreamDelta]):
     @property
     def wall_s(self) -> float | None:
         """From arrival to the end of the last choice, seconds; None before."""
-        ends = [request.finish_time_s for request in self._requests]
-        return max(end - self._requests[0].arrival_time_s for end in ends if end is not None) if all(ends) else None
+        ends = [request.finish_time_s for request in self._requests if request.finish_time_s is not None]
+        return max(ends) - self._requests[0].arrival_time_s if len(ends) == len(self._requests) else None
 
     @property
     def num_cached_tokens(self) -> int:

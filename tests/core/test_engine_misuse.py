@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.core.engine_harness import ChosenDrafts, EngineHarness, build_fcfs, oracle_drafts
-from tests.core.test_engine_failures import misbehaving_harness
+from tests.core.test_engine_failures import DeafScheduler, misbehaving_harness
 from tests.core.test_engine_reservations import ReservingCache
 from tokenloom.batch import SchedulePlan
 from tokenloom.errors import EngineBusyError, EngineDeadError, PluginContractError
@@ -27,6 +27,13 @@ def test_what_is_no_plan_is_refused_by_name(garbage: Any) -> None:
     with pytest.raises(PluginContractError, match=r"scheduler=test broke .* returns a SchedulePlan"):
         harness.step()
     assert harness.engine.is_alive
+
+
+def test_scheduler_whose_observe_raises_is_named_once() -> None:
+    harness = EngineHarness(scheduler=lambda context: DeafScheduler(context, "StepLanded"))
+    harness.add(harness.request("a", [1, 2], 5))
+    with pytest.raises(PluginContractError, match=r"^plugin scheduler=test broke the rule 'observe\(\) takes"):
+        harness.run()
 
 
 @pytest.mark.parametrize("answer", [2.5, None, -1, "3"])

@@ -31,7 +31,7 @@ def print_plan(llm: LLM) -> None:
 
 
 def print_times(stream: TextStream) -> None:
-    """Prints one line: TTFT and TPOT (of the first choice), tokens per second and cached tokens (of all)."""
+    """Prints one line: TTFT, TPOT and cached tokens of the first choice, tokens and tokens per second of all."""
     metrics = stream.metrics
     parts = []
     if metrics is not None and metrics.ttft_s is not None:
