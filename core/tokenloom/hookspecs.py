@@ -18,6 +18,7 @@ from typing import Any
 import pluggy
 
 from tokenloom.interfaces.contract import PluginInfo
+from tokenloom.interfaces.model import ModelInfo
 
 __all__ = [
     "ENTRY_POINT_GROUP",
@@ -26,6 +27,7 @@ __all__ = [
     "tokenloom_config_dir",
     "tokenloom_engine_started",
     "tokenloom_engine_stopped",
+    "tokenloom_models",
     "tokenloom_plugins",
 ]
 
@@ -42,6 +44,12 @@ def tokenloom_plugins() -> list[PluginInfo]:
 
     Called once, at discovery. It must be cheap: the module that holds it imports neither torch nor the plugin classes.
     """
+    raise NotImplementedError
+
+
+@hookspec
+def tokenloom_models() -> list[ModelInfo]:
+    """Declares the model families of this package; as cheap as `tokenloom_plugins`."""
     raise NotImplementedError
 
 

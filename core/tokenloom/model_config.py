@@ -6,11 +6,19 @@ A loader fills it from GGUF metadata or config.json; models, KV planning and cap
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-
-import torch
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from tokenloom.errors import ModelError
+from tokenloom.rope_config import (
+    DivisorScaling,
+    LinearScaling,
+    Llama3Scaling,
+    LongRopeScaling,
+    RopeConfig,
+    RopeScaling,
+    YarnScaling,
+)
 
 __all__ = [
     "SUPPORTED_ACTIVATIONS",
@@ -18,107 +26,40 @@ __all__ = [
     "DivisorScaling",
     "LinearScaling",
     "Llama3Scaling",
+    "LongRopeScaling",
     "ModelConfig",
     "RopeConfig",
     "RopeScaling",
+    "YarnScaling",
 ]
 
-SUPPORTED_ACTIVATIONS: tuple[str, ...] = ("silu",)
+SUPPORTED_ACTIVATIONS: tuple[str, ...] = ("silu", "gelu_tanh")
 SUPPORTED_DTYPES: tuple[str, ...] = ("float32", "float16", "bfloat16")
-
-
-@dataclass(frozen=True, slots=True)
-class LinearScaling:
-    """Positions are divided by `factor` (every frequency is)."""
-
-    factor: float
-
-    def apply(self, inv_freq: torch.Tensor) -> torch.Tensor:
-        return inv_freq / self.factor
-
-    def problems(self) -> list[str]:
-        return _factor_problems(self.factor)
-
-
-@dataclass(frozen=True, slots=True)
-class Llama3Scaling:
-    """Llama 3.1: long wavelengths are stretched by `factor`, short ones kept, those between are interpolated."""
-
-    factor: float
-    low_freq_factor: float
-    high_freq_factor: float
-    original_max_position_embeddings: int
-
-    def apply(self, inv_freq: torch.Tensor) -> torch.Tensor:
-        # How often a wavelength fits into the original context decides: up to low_freq_factor times it is stretched
-        # in full, from high_freq_factor times on it is kept.
-        periods = self.original_max_position_embeddings / (2 * math.pi / inv_freq)
-        kept = (periods - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)
-        kept = kept.clamp(0.0, 1.0)
-        return (1.0 - kept) * inv_freq / self.factor + kept * inv_freq
-
-    def problems(self) -> list[str]:
-        problems = _factor_problems(self.factor)
-        if not 0.0 < self.low_freq_factor < self.high_freq_factor:
-            problems.append(
-                "rope scaling needs 0 < low_freq_factor < high_freq_factor, got "
-                f"{self.low_freq_factor} and {self.high_freq_factor}"
-            )
-        if self.original_max_position_embeddings < 1:
-            problems.append(
-                f"rope scaling needs original_max_position_embeddings >= 1, got {self.original_max_position_embeddings}"
-            )
-        return problems
-
-
-@dataclass(frozen=True, slots=True)
-class DivisorScaling:
-    """One divisor per frequency, as a GGUF file stores them in `rope_freqs.weight`; replaces any other scaling."""
-
-    divisors: tuple[float, ...]
-
-    def apply(self, inv_freq: torch.Tensor) -> torch.Tensor:
-        return inv_freq / torch.tensor(self.divisors, dtype=inv_freq.dtype, device=inv_freq.device)
-
-    def problems(self) -> list[str]:
-        wrong = [divisor for divisor in self.divisors if not (math.isfinite(divisor) and divisor > 0.0)]
-        return [f"rope frequency divisors must be positive numbers, got {wrong[0]}"] if wrong else []
-
-
-def _factor_problems(factor: float) -> list[str]:
-    return [] if math.isfinite(factor) and factor > 0.0 else [f"rope scaling factor must be positive, got {factor}"]
-
-
-RopeScaling = LinearScaling | Llama3Scaling | DivisorScaling
-
-
-@dataclass(frozen=True, slots=True)
-class RopeConfig:
-    """Rotary position embedding over the first `rotary_dim` elements of each head (halves paired, not neighbours)."""
-
-    theta: float
-    rotary_dim: int
-    scaling: RopeScaling | None
-
-    def inv_freq(self, device: torch.device | str = "cpu") -> torch.Tensor:
-        """The scaled inverse frequencies: [rotary_dim / 2], float32; the angle at position p is `p * inv_freq`."""
-        exponents = torch.arange(0, self.rotary_dim, 2, dtype=torch.int64, device=device).float() / self.rotary_dim
-        inv_freq = 1.0 / (self.theta**exponents)  # [rotary_dim / 2]
-        return inv_freq if self.scaling is None else self.scaling.apply(inv_freq)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
     """One decoder-only model. Whoever reads it from a file calls `validated` before passing it on.
 
+    What a family does not have keeps its default, so a reader states only what its files say.
+
     Attributes:
-        architecture: the family whose code runs it, e.g. "llama".
+        architecture: name of the `Architecture` that runs it, e.g. "llama".
         head_dim: the true size of one head; need not be hidden_size / num_heads.
+        ropes: rotary embedding of each layer; None where a layer has none (NoPE).
         windows: attention window of each layer (position i sees j with i - W < j <= i), None for full attention.
+        softmax_scale: multiplies q.k; None is 1 / sqrt(head_dim).
         attn_soft_cap: attention scores become cap * tanh(score / cap); None leaves them.
         final_soft_cap: the same for the logits.
+        qkv_bias, output_bias, mlp_bias: which projections add a bias.
+        has_qk_norm: queries and keys are RMS-normed per head before the rotary embedding.
+        has_post_norms: each part's output is normed again before it joins the residual stream.
+        norm_offset: norms multiply by (offset + weight); 1 for Gemma.
+        embedding_scale: the embedding's output is multiplied by this.
+        is_qkv_fused, is_gate_up_fused: the checkpoint stores q, k and v (gate and up) as one tensor, in this order.
         eos_token_ids: every id that ends a sequence by default, without duplicates.
         dtype: the dtype the checkpoint was made in, e.g. "bfloat16"; what `model.dtype=auto` starts from.
+        extra: what only this architecture's own code reads; immutable values.
     """
 
     architecture: str
@@ -131,17 +72,26 @@ class ModelConfig:
     vocab_size: int
     max_position_embeddings: int
     rms_norm_eps: float
-    rope: RopeConfig
-    tie_word_embeddings: bool
-    attention_bias: bool
-    mlp_bias: bool
-    hidden_act: str
+    ropes: tuple[RopeConfig | None, ...]
     windows: tuple[int | None, ...]
-    attn_soft_cap: float | None
-    final_soft_cap: float | None
-    bos_token_id: int | None
-    eos_token_ids: tuple[int, ...]
     dtype: str
+    hidden_act: str = "silu"
+    tie_word_embeddings: bool = False
+    qkv_bias: bool = False
+    output_bias: bool = False
+    mlp_bias: bool = False
+    has_qk_norm: bool = False
+    has_post_norms: bool = False
+    norm_offset: float = 0.0
+    embedding_scale: float = 1.0
+    softmax_scale: float | None = None
+    attn_soft_cap: float | None = None
+    final_soft_cap: float | None = None
+    is_qkv_fused: bool = False
+    is_gate_up_fused: bool = False
+    bos_token_id: int | None = None
+    eos_token_ids: tuple[int, ...] = ()
+    extra: Mapping[str, object] = field(default_factory=dict)
 
     def validated(self, origin: str) -> ModelConfig:
         """Returns itself, or raises a ModelError that starts with `origin` and lists every contradiction."""
@@ -149,6 +99,11 @@ class ModelConfig:
         if problems:
             raise ModelError(f"{origin}: {'; '.join(problems)}")
         return self
+
+    def rope_key(self, max_model_len: int) -> str:
+        """Names what the longest sequence decides about the keys: equal for engines whose cached keys fit each other."""
+        distinct = dict.fromkeys(rope for rope in self.ropes if rope is not None)
+        return repr([rope.for_length(max_model_len) for rope in distinct])
 
     def _size_problems(self) -> list[str]:
         sizes = {
@@ -172,18 +127,8 @@ class ModelConfig:
         return problems
 
     def _rope_problems(self) -> list[str]:
-        rope = self.rope
-        problems = [] if rope.scaling is None else rope.scaling.problems()
-        if not 0 < rope.rotary_dim <= self.head_dim or rope.rotary_dim % 2 != 0:
-            problems.append(f"rotary_dim must be even and at most head_dim={self.head_dim}, got {rope.rotary_dim}")
-        if not (math.isfinite(rope.theta) and rope.theta > 0.0):
-            problems.append(f"rope theta must be a positive number, got {rope.theta}")
-        if isinstance(rope.scaling, DivisorScaling) and len(rope.scaling.divisors) * 2 != rope.rotary_dim:
-            problems.append(
-                f"rope needs {rope.rotary_dim // 2} frequency divisors (rotary_dim / 2), "
-                f"got {len(rope.scaling.divisors)}"
-            )
-        return problems
+        ropes = dict.fromkeys(rope for rope in self.ropes if rope is not None)
+        return [problem for rope in ropes for problem in rope.problems(self.head_dim)]
 
     def _choice_problems(self) -> list[str]:
         problems: list[str] = []
@@ -191,8 +136,20 @@ class ModelConfig:
             problems.append(f"hidden_act must be one of {', '.join(SUPPORTED_ACTIVATIONS)}, got {self.hidden_act!r}")
         if self.dtype not in SUPPORTED_DTYPES:
             problems.append(f"dtype must be one of {', '.join(SUPPORTED_DTYPES)}, got {self.dtype!r}")
-        if len(self.windows) != self.num_layers:
-            problems.append(f"windows needs one entry per layer ({self.num_layers}), got {len(self.windows)}")
+        for name, entries in (("windows", self.windows), ("ropes", self.ropes)):
+            if len(entries) != self.num_layers:
+                problems.append(f"{name} needs one entry per layer ({self.num_layers}), got {len(entries)}")
+        numbers = {
+            "embedding_scale": self.embedding_scale,
+            "softmax_scale": self.softmax_scale,
+            "attn_soft_cap": self.attn_soft_cap,
+            "final_soft_cap": self.final_soft_cap,
+        }
+        problems += [
+            f"{name} must be a positive number, got {value}"
+            for name, value in numbers.items()
+            if value is not None and not (math.isfinite(value) and value > 0.0)
+        ]
         problems += [
             f"an attention window must be at least 1, got {w}" for w in self.windows if w is not None and w < 1
         ]

@@ -17,8 +17,17 @@ import pluggy
 from tokenloom import hookspecs
 from tokenloom.errors import PluginError
 from tokenloom.interfaces.contract import CONTRACT_VERSIONS, Capabilities, PluginInfo, is_compatible
+from tokenloom.interfaces.model import ModelInfo
 
-__all__ = ["BrokenPlugin", "ConfigFolder", "Found", "RegisteredPlugin", "discover", "read_modules"]
+__all__ = [
+    "BrokenPlugin",
+    "ConfigFolder",
+    "Found",
+    "RegisteredModel",
+    "RegisteredPlugin",
+    "discover",
+    "read_modules",
+]
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 _TARGET = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
@@ -37,6 +46,15 @@ class RegisteredPlugin:
     def label(self) -> str:
         """How messages name it, e.g. "scheduler=fcfs"."""
         return f"{self.info.kind}={self.info.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class RegisteredModel:
+    """A declared model family and the package that brings it."""
+
+    info: ModelInfo
+    package: str
+    version: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +82,19 @@ class Found:
     """All that discovery has found. `manager` carries the event hooks of the modules that loaded."""
 
     plugins: tuple[RegisteredPlugin, ...]
+    models: tuple[RegisteredModel, ...]
     broken: tuple[BrokenPlugin, ...]
     config_folders: tuple[ConfigFolder, ...]
     manager: pluggy.PluginManager
+
+
+@dataclass(frozen=True, slots=True)
+class _Declared:
+    """What one module declares."""
+
+    plugins: list[PluginInfo]
+    models: list[ModelInfo]
+    config_folders: list[Path]
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,16 +139,18 @@ def _read(candidates: Iterable[_Candidate]) -> Found:
     manager = pluggy.PluginManager(hookspecs.ENTRY_POINT_GROUP)
     manager.add_hookspecs(hookspecs)
     plugins: dict[tuple[str, str], RegisteredPlugin] = {}
+    models: list[RegisteredModel] = []
     broken: list[BrokenPlugin] = []
     folders: list[ConfigFolder] = []
     for candidate in candidates:
         try:
-            infos, paths = _declarations(manager, candidate)
+            declared = _declarations(manager, candidate)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - a package may fail in any way; it is reported, not lost
             broken.append(BrokenPlugin(candidate.label, candidate.package, f"{type(error).__name__}: {error}"))
             continue
-        folders.extend(ConfigFolder(candidate.package, path) for path in paths)
-        for info in infos:
+        folders.extend(ConfigFolder(candidate.package, path) for path in declared.config_folders)
+        models.extend(RegisteredModel(info, candidate.package, candidate.version) for info in declared.models)
+        for info in declared.plugins:
             plugin = RegisteredPlugin(info, candidate.package, candidate.version, _refusal(info))
             other = plugins.setdefault((info.kind, info.name), plugin)
             if other is not plugin:
@@ -128,10 +158,10 @@ def _read(candidates: Iterable[_Candidate]) -> Found:
                     f"two plugins are called {plugin.label}: one from package {other.package}, one from package "
                     f"{plugin.package}; names are unique within a kind, so uninstall one of the packages or rename"
                 )
-    return Found(tuple(plugins.values()), tuple(broken), tuple(folders), manager)
+    return Found(tuple(plugins.values()), tuple(models), tuple(broken), tuple(folders), manager)
 
 
-def _declarations(manager: pluggy.PluginManager, candidate: _Candidate) -> tuple[list[PluginInfo], list[Path]]:
+def _declarations(manager: pluggy.PluginManager, candidate: _Candidate) -> _Declared:
     """Imports and registers one module and returns what it declares; on any failure the module is unregistered."""
     source = candidate.source
     module = source.load() if isinstance(source, EntryPoint) else source
@@ -141,23 +171,34 @@ def _declarations(manager: pluggy.PluginManager, candidate: _Candidate) -> tuple
         manager.register(module, name=f"{candidate.package}:{candidate.label}")
         manager.check_pending()
         others = [plugin for plugin in manager.get_plugins() if plugin is not module]
-        declared = manager.subset_hook_caller("tokenloom_plugins", others)()
+        plugins = manager.subset_hook_caller("tokenloom_plugins", others)()
+        models = manager.subset_hook_caller("tokenloom_models", others)()
         paths = [Path(path) for path in manager.subset_hook_caller("tokenloom_config_dir", others)()]
-        infos = [info for infos in declared for info in infos]
-        _check_declarations(infos, paths)
+        declared = _Declared(
+            [info for infos in plugins for info in infos], [info for infos in models for info in infos], paths
+        )
+        _check_declarations(declared)
     except BaseException:
         # Otherwise check_pending() would count every later module as broken, too.
         if manager.is_registered(module):
             manager.unregister(module)
         raise
-    return infos, paths
+    return declared
 
 
-def _check_declarations(infos: list[PluginInfo], paths: list[Path]) -> None:
-    for path in paths:
+def _check_declarations(declared: _Declared) -> None:
+    for path in declared.config_folders:
         if not path.is_dir():
             raise PluginError(f"tokenloom_config_dir() returned {str(path)!r}, which is not a folder")
-    for info in infos:
+    for model in declared.models:
+        if not isinstance(model, ModelInfo):
+            raise PluginError(f"tokenloom_models() returned a {type(model).__name__}, it must return ModelInfo objects")
+        if not isinstance(model.target, str) or not _TARGET.fullmatch(model.target):
+            raise PluginError(f"model {model.name}: target must be 'module:Class', got {model.target!r}")
+        for words in (model.model_types, model.class_names, model.gguf_names):
+            if not isinstance(words, tuple) or not all(isinstance(word, str) for word in words):
+                raise PluginError(f"model {model.name}: names must be a tuple of texts, got {words!r}")
+    for info in declared.plugins:
         if not isinstance(info, PluginInfo):
             raise PluginError(
                 f"tokenloom_plugins() returned a {type(info).__name__}, it must return PluginInfo objects"

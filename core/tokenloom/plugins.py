@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping
 from functools import cache
-from importlib import import_module
 from importlib.metadata import EntryPoint
 from types import ModuleType
 from typing import Any, final
@@ -16,13 +15,25 @@ from typing import Any, final
 from tokenloom.errors import ConfigError, ContractVersionError, PluginError, did_you_mean
 from tokenloom.hookspecs import hookimpl
 from tokenloom.interfaces.contract import Capabilities, PluginConfig, PluginInfo
-from tokenloom.plugin_discovery import BrokenPlugin, ConfigFolder, Found, RegisteredPlugin, discover, read_modules
+from tokenloom.interfaces.model import ModelInfo
+from tokenloom.plugin_discovery import (
+    BrokenPlugin,
+    ConfigFolder,
+    Found,
+    RegisteredModel,
+    RegisteredPlugin,
+    discover,
+    read_modules,
+)
+from tokenloom.plugin_target import load_target
 
 __all__ = [
     "BrokenPlugin",
     "Capabilities",
     "ConfigFolder",
+    "ModelInfo",
     "PluginInfo",
+    "RegisteredModel",
     "RegisteredPlugin",
     "Registry",
     "default_registry",
@@ -41,6 +52,7 @@ class Registry:
         self._manager = found.manager
         self._has_warned = False
         self.broken: tuple[BrokenPlugin, ...] = found.broken
+        self.models: tuple[RegisteredModel, ...] = found.models
         self.config_folders: tuple[ConfigFolder, ...] = found.config_folders
 
     @classmethod
@@ -96,17 +108,7 @@ class Registry:
             PluginError: if the class cannot be imported or is no PluginConfig; see also `get`.
         """
         plugin = self.get(kind, name)
-        module_name, _, class_name = plugin.info.config.partition(":")
-        where = f"{plugin.label} (package {plugin.package} {plugin.version})"
-        try:
-            target: object = vars(import_module(module_name)).get(class_name)
-        except Exception as error:
-            raise PluginError(f"{where} cannot be loaded: {type(error).__name__}: {error}") from error
-        if target is None:
-            raise PluginError(f"{where} cannot be loaded: module {module_name} has no class {class_name}")
-        if not isinstance(target, type) or not issubclass(target, PluginConfig):
-            raise PluginError(f"{where} cannot be loaded: {plugin.info.config} is not a subclass of PluginConfig")
-        return target
+        return load_target(plugin.info, f"{plugin.label} (package {plugin.package} {plugin.version})")
 
     def warn_of_broken(self) -> None:
         """Logs each package that failed to load, the first time it is called; later calls are silent."""

@@ -40,8 +40,8 @@ from tokenloom.loader.checkpoint import Checkpoint, open_checkpoint
 from tokenloom.loader.sources import resolve_model
 from tokenloom.model_config import ModelConfig
 from tokenloom.model_runner import ModelRunner, ModelRunnerParts
+from tokenloom.models.build import build_model
 from tokenloom.models.causal_lm import CausalLM
-from tokenloom.models.registry import build_model
 from tokenloom.parallel import ParallelContext
 from tokenloom.step_inputs import StepInputsBuilder
 
@@ -164,6 +164,7 @@ class _Builder:
             parallel=ParallelContext(),
             progress=self._context.progress,
             skip=self._quant.skip,
+            max_model_len=self._max_model_len,
             deterministic=self._config.engine.deterministic,
         )
 
@@ -196,10 +197,12 @@ class _Builder:
         per_token = 4 * config.hidden_size + (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
         per_token += 3 * config.intermediate_size
         activations = scheduler.max_num_batched_tokens * per_token * self._dtype.itemsize
-        # Logits in fp32, and one copy that sampling works on; verification needs a row for each draft.
-        drafts = cast(SpecDecodeConfig, self._config.spec_decode.config).draft_policy() is not None
-        num_rows = scheduler.max_num_batched_tokens if drafts else scheduler.max_num_seqs
-        activations += 2 * 4 * min(num_rows, scheduler.max_num_batched_tokens) * config.vocab_size
+        # Logits in fp32, and one copy that sampling works on; verification needs a row for each draft. Rejection
+        # sampling has scores and probabilities beside them, and those of the drafts.
+        drafting = cast(SpecDecodeConfig, self._config.spec_decode.config)
+        num_rows = scheduler.max_num_seqs if drafting.draft_policy() is None else scheduler.max_num_batched_tokens
+        num_copies = 5 if drafting.verifier == "rejection" else 2
+        activations += num_copies * 4 * min(num_rows, scheduler.max_num_batched_tokens) * config.vocab_size
         budget = MemoryBudget(
             weights=model.num_weight_bytes,
             activation_peak=activations,
@@ -242,6 +245,7 @@ class _Builder:
             device=self._device,
             clock=self._context.clock,
             takes_trees="tree_mask" in self._context.capabilities["attention"].flags,
+            verifier=cast(SpecDecodeConfig, self._config.spec_decode.config).verifier,
         )
         return ModelRunner(parts)
 
@@ -272,9 +276,8 @@ class _Builder:
             self._checkpoint.weights_digest,
             quantizer.fingerprint,
             ",".join(self._quant.skip),
-            str(self._dtype),
-            self._config.attention.name,
-            str(self._cache.block_size),
+            f"{self._config.attention.name} {self._dtype} {self._cache.block_size}",
+            self._model_config.rope_key(self._max_model_len),
         )
         return hashlib.sha256("\n".join(parts).encode()).digest()
 

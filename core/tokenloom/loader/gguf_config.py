@@ -1,128 +1,191 @@
-"""From the metadata of a GGUF file of architecture `llama` to a ModelConfig."""
+"""From the metadata of a GGUF file to a ModelConfig: says it in config.json's words, which the family then reads."""
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from typing import Any
 
-from tokenloom.errors import ModelError
-from tokenloom.loader.fields import MAX_LAYERS, Fields
-from tokenloom.loader.gguf import GGUFFile
-from tokenloom.loader.gguf_dequant import dequantize
-from tokenloom.model_config import DivisorScaling, LinearScaling, ModelConfig, RopeConfig, RopeScaling
+from tokenloom.checkpoint.fields import MAX_LAYERS, Fields
+from tokenloom.errors import ModelError, did_you_mean
+from tokenloom.loader.gguf_parts import GGUFParts
+from tokenloom.loader.gguf_rope import has_rope_divisors, rope_divisors, rope_parameters
+from tokenloom.model_config import DivisorScaling, ModelConfig, RopeConfig
+from tokenloom.models.architecture import Architecture
+from tokenloom.models.gguf_layout import GGUFFacts, GGUFLayout
+from tokenloom.models.registry import architecture_named, find_gguf_architecture
 
-__all__ = ["ROPE_DIVISORS", "SUPPORTED_GGUF_ARCHITECTURES", "gguf_config"]
+__all__ = ["find_layout", "gguf_config"]
 
-SUPPORTED_GGUF_ARCHITECTURES: tuple[str, ...] = ("llama",)
-ROPE_DIVISORS = "rope_freqs.weight"
-
-_NATIVE_DTYPES = {"F32": "float32", "F16": "float16"}
+_EMBEDDINGS, _HEAD = "token_embd.weight", "output.weight"
+_NATIVE_DTYPES = {"F32": "float32", "F64": "float32", "F16": "float16"}
 _END_TOKEN_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
-_REFUSED_KEYS = (
-    "llama.attention.clamp_kqv",
-    "llama.attention.scale",
-    "llama.attn_logit_softcapping",
-    "llama.embedding_scale",
-    "llama.final_logit_softcapping",
-    "llama.logit_scale",
-    "llama.residual_scale",
+
+_COMMON_KEYS = frozenset(
+    {
+        "attention.head_count",
+        "attention.head_count_kv",
+        "attention.key_length",
+        "attention.layer_norm_rms_epsilon",
+        "attention.value_length",
+        "block_count",
+        "context_length",
+        "embedding_length",
+        "feed_forward_length",
+        "rope.dimension_count",
+        "rope.freq_base",
+        "rope.scale_linear",
+        "rope.scaling.attn_factor",
+        "rope.scaling.factor",
+        "rope.scaling.finetuned",
+        "rope.scaling.original_context_length",
+        "rope.scaling.type",
+        "rope.scaling.yarn_attn_factor",
+        "rope.scaling.yarn_beta_fast",
+        "rope.scaling.yarn_beta_slow",
+        "tensor_data_layout",
+        "vocab_size",
+    }
 )
-"""Keys that would change the model's arithmetic: ignoring one would give wrong text without a word."""
+"""What files of any family may say, without the prefix."""
+
+_NEUTRAL_VALUES: Mapping[str, object] = {
+    "attention.causal": True,
+    "attention.clamp_kqv": 0.0,
+    "attention.max_alibi_bias": 0.0,
+    "attention.sliding_window": 0,
+    "attn_logit_softcapping": 0.0,
+    "embedding_scale": 1.0,
+    "expert_count": 0,
+    "expert_used_count": 0,
+    "final_logit_softcapping": 0.0,
+    "logit_scale": 1.0,
+    "nextn_predict_layers": 0,
+    "residual_scale": 1.0,
+    "rope.scaling.yarn_ext_factor": 1.0,
+    "rope.scaling.yarn_log_multiplier": 0.0,
+    "use_parallel_residual": False,
+}
+"""Keys that change nothing where they have this value, in families that know nothing of them."""
 
 
-def gguf_config(file: GGUFFile) -> ModelConfig:
-    """Reads the config. Raises ModelError naming the file and the key that is missing, wrong or not supported."""
+def find_layout(file: GGUFParts) -> GGUFLayout:
+    """How the family of a file stores its tensors. Raises ModelError for one that is not supported."""
+    name = Fields(file.metadata, file.path).text("general.architecture")
+    if "moe" in name:
+        raise ModelError(f"{file.path} holds a {name!r} model, a mixture of experts, which is not supported")
+    layout = find_gguf_architecture(name, str(file.path)).gguf_layout()
+    if layout is None:
+        raise ModelError(f"{file.path} holds a {name!r} model, of which only Hugging Face folders are supported")
+    return layout
+
+
+def gguf_config(file: GGUFParts, layout: GGUFLayout, hf_names: Collection[str]) -> ModelConfig:
+    """Reads the config.
+
+    Args:
+        file: the model.
+        layout: of its family.
+        hf_names: its tensors under Hugging Face's names.
+
+    Raises:
+        ModelError: naming the file and the key that is missing, wrong or not supported.
+    """
     fields = Fields(file.metadata, file.path)
-    _check_architecture(fields)
-    num_layers = fields.integer("llama.block_count", maximum=MAX_LAYERS)
-    num_heads = fields.uniform_integer("llama.attention.head_count")
-    hidden_size = fields.integer("llama.embedding_length")
-    head_dim = _head_dim(fields, hidden_size, num_heads)
-    window = fields.integer("llama.attention.sliding_window", 0, minimum=0) or None
-    tokens = file.metadata.get("tokenizer.ggml.tokens")
-    return ModelConfig(
-        architecture="llama",
-        hidden_size=hidden_size,
-        intermediate_size=fields.uniform_integer("llama.feed_forward_length"),
-        num_layers=num_layers,
-        num_heads=num_heads,
-        num_kv_heads=fields.uniform_integer("llama.attention.head_count_kv", num_heads),
-        head_dim=head_dim,
-        vocab_size=fields.integer("llama.vocab_size", len(tokens) if isinstance(tokens, list) else None),
-        max_position_embeddings=fields.integer("llama.context_length"),
-        rms_norm_eps=fields.number("llama.attention.layer_norm_rms_epsilon"),
-        rope=_rope(fields, file, head_dim),
-        tie_word_embeddings="output.weight" not in file.tensors,
-        attention_bias="blk.0.attn_q.bias" in file.tensors,
-        mlp_bias="blk.0.ffn_up.bias" in file.tensors,
-        hidden_act="silu",
-        windows=(window,) * num_layers,
-        attn_soft_cap=None,
-        final_soft_cap=None,
+    name = fields.text("general.architecture")
+    facts = GGUFFacts(fields, name, file.tensors)
+    _check_keys(facts, layout)
+    values = _common_values(facts, file, layout)
+    values.update(layout.config_values(facts, values))
+    config = _reader(facts, layout, name).read_config(Fields(values, file.path), hf_names)
+    config = replace(
+        config,
+        ropes=_with_divisors(config.ropes, file),
+        # Families have one word for the bias of all four projections; files need not have all.
+        output_bias=facts.has_tensor("blk.0.attn_output.bias"),
         bos_token_id=next(iter(fields.token_ids("tokenizer.ggml.bos_token_id")), None),
         eos_token_ids=_end_token_ids(fields),
         dtype=_native_dtype(file),
-    ).validated(str(file.path))
+    )
+    return config.validated(str(file.path))
 
 
-def _check_architecture(fields: Fields) -> None:
-    architecture = fields.text("general.architecture")
-    if architecture not in SUPPORTED_GGUF_ARCHITECTURES:
+def _reader(facts: GGUFFacts, layout: GGUFLayout, name: str) -> Architecture:
+    if layout.windowed_family is not None and facts.integer("attention.sliding_window", 0, minimum=0) > 0:
+        return architecture_named(layout.windowed_family)
+    return find_gguf_architecture(name, str(facts.path))
+
+
+def _check_keys(facts: GGUFFacts, layout: GGUFLayout) -> None:
+    if facts.integer("expert_count", 0, minimum=0) > 0:
         raise ModelError(
-            f"{fields.path} holds a model of architecture {architecture!r}; supported are "
-            f"{', '.join(SUPPORTED_GGUF_ARCHITECTURES)}"
+            f"{facts.path} is a mixture of experts ({facts.key('expert_count')!r}), which is not supported"
         )
-    if fields.integer("llama.expert_count", 0, minimum=0) > 0:
-        raise ModelError(f"{fields.path} is a mixture of experts ('llama.expert_count'), which is not supported")
-    for key in _REFUSED_KEYS:
-        if fields.has(key):
-            raise ModelError(f"{fields.path} sets {key!r}, which is not supported for architecture {architecture!r}")
-    if fields.integer("split.count", 1, minimum=0) > 1:
-        raise ModelError(f"{fields.path} is one part of a split GGUF file; merge the parts into one file first")
-
-
-def _head_dim(fields: Fields, hidden_size: int, num_heads: int) -> int:
-    if not fields.has("llama.attention.key_length") and hidden_size % num_heads != 0:
+    known = _COMMON_KEYS | set(layout.keys)
+    for key in facts.all_keys():
+        if key in known or (key in _NEUTRAL_VALUES and facts.value(key) == _NEUTRAL_VALUES[key]):
+            continue
         raise ModelError(
-            f"{fields.path}: 'llama.embedding_length' {hidden_size} is not a multiple of 'llama.attention.head_count' "
-            f"{num_heads}, and 'llama.attention.key_length' is absent"
+            f"{facts.path} sets {facts.key(key)!r} to {str(facts.value(key))[:80]}, which is not supported: it may "
+            f"change what the model computes.{did_you_mean(key, known)}"
         )
-    head_dim = fields.integer("llama.attention.key_length", max(1, hidden_size // num_heads))
-    value_length = fields.integer("llama.attention.value_length", head_dim)
+
+
+def _common_values(facts: GGUFFacts, file: GGUFParts, layout: GGUFLayout) -> dict[str, Any]:
+    """Entries of config.json that every family has."""
+    hidden_size = facts.integer("embedding_length")
+    num_heads = facts.uniform_integer("attention.head_count")
+    head_dim = _head_dim(facts, hidden_size, num_heads)
+    return {
+        "hidden_size": hidden_size,
+        "intermediate_size": facts.uniform_integer("feed_forward_length"),
+        "num_hidden_layers": facts.integer("block_count", maximum=MAX_LAYERS),
+        "num_attention_heads": num_heads,
+        "num_key_value_heads": facts.uniform_integer("attention.head_count_kv", num_heads),
+        "head_dim": head_dim,
+        "vocab_size": facts.integer("vocab_size", _num_embeddings(file)),
+        "max_position_embeddings": facts.integer("context_length"),
+        "rms_norm_eps": facts.number("attention.layer_norm_rms_epsilon"),
+        "tie_word_embeddings": not facts.has_tensor(_HEAD),
+        "rope_parameters": rope_parameters(facts, file, head_dim, whole_heads=layout.interleaves_rotary_rows),
+    }
+
+
+def _head_dim(facts: GGUFFacts, hidden_size: int, num_heads: int) -> int:
+    name = "attention.key_length"
+    if facts.value(name) is None and hidden_size % num_heads != 0:
+        raise ModelError(
+            f"{facts.path}: {facts.key('embedding_length')!r} {hidden_size} is not a multiple of "
+            f"{facts.key('attention.head_count')!r} {num_heads}, and {facts.key(name)!r} is absent"
+        )
+    head_dim = facts.integer(name, max(1, hidden_size // num_heads))
+    value_length = facts.integer("attention.value_length", head_dim)
     if value_length != head_dim:
         raise ModelError(
-            f"{fields.path}: keys and values of different size ({head_dim} and {value_length}) are not supported"
+            f"{facts.path}: keys and values of different size ({head_dim} and {value_length}) are not supported"
         )
     return head_dim
 
 
-def _rope(fields: Fields, file: GGUFFile, head_dim: int) -> RopeConfig:
-    rotary_dim = fields.integer("llama.rope.dimension_count", head_dim)
-    if rotary_dim != head_dim:
-        # The file interleaves the rows of whole heads; which rows a partial rotation would mean is not defined.
-        raise ModelError(
-            f"{file.path}: 'llama.rope.dimension_count' is {rotary_dim}, but only the full head size {head_dim} "
-            "is supported"
-        )
-    return RopeConfig(
-        fields.number("llama.rope.freq_base", 10000.0), rotary_dim, _rope_scaling(fields, file, rotary_dim)
-    )
+def _num_embeddings(file: GGUFParts) -> int:
+    """Rows of the embedding: some files leave out rows that no token has."""
+    info = file.tensors.get(_EMBEDDINGS)
+    if info is None or len(info.shape) != 2:
+        raise ModelError(f"{file.path} has no matrix {_EMBEDDINGS!r}.{did_you_mean(_EMBEDDINGS, file.tensors)}")
+    return info.shape[0]
 
 
-def _rope_scaling(fields: Fields, file: GGUFFile, rotary_dim: int) -> RopeScaling | None:
-    info = file.tensors.get(ROPE_DIVISORS)
-    if info is not None:  # the divisors already hold the effect of any scaling that the metadata names
-        if info.shape != (rotary_dim // 2,):
-            raise ModelError(
-                f"{file.path}: tensor {ROPE_DIVISORS!r} has shape {list(info.shape)}; expected [{rotary_dim // 2}]"
-            )
-        return DivisorScaling(tuple(dequantize(file.raw(ROPE_DIVISORS), info.block_type, torch.float32)[0].tolist()))
-    kind = fields.text("llama.rope.scaling.type", "none")
-    if kind == "none":
-        legacy = fields.number("llama.rope.scale_linear", 1.0)
-        return None if legacy == 1.0 else LinearScaling(legacy)
-    if kind == "linear":
-        return LinearScaling(fields.number("llama.rope.scaling.factor"))
-    raise ModelError(f"{file.path}: 'llama.rope.scaling.type' is {kind!r}; supported are none, linear")
+def _with_divisors(ropes: tuple[RopeConfig | None, ...], file: GGUFParts) -> tuple[RopeConfig | None, ...]:
+    """The ropes with the file's divisors, if it has any, in place of their scaling."""
+    kinds = {rope for rope in ropes if rope is not None}
+    if len(kinds) != 1:
+        if has_rope_divisors(file):
+            raise ModelError(f"{file.path} has rope divisors, but its layers have {len(kinds)} kinds of rope, not one")
+        return ropes
+    divisors = rope_divisors(file, kinds.pop().rotary_dim)
+    if divisors is None:
+        return ropes
+    return tuple(None if rope is None else replace(rope, scaling=DivisorScaling(divisors)) for rope in ropes)
 
 
 def _end_token_ids(fields: Fields) -> tuple[int, ...]:
@@ -130,7 +193,7 @@ def _end_token_ids(fields: Fields) -> tuple[int, ...]:
     return tuple(dict.fromkeys(ids))
 
 
-def _native_dtype(file: GGUFFile) -> str:
+def _native_dtype(file: GGUFParts) -> str:
     """The float type of most weight bytes; quantized weights have none, and bfloat16 is what they were made from."""
     bytes_by_type: dict[str, int] = {}
     for info in file.tensors.values():

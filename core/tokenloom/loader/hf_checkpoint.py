@@ -1,50 +1,55 @@
-"""A Hugging Face folder as a `Checkpoint`: config.json with model.safetensors, whole or in shards."""
+"""A Hugging Face folder as a `Checkpoint`: config.json with safetensors or pickled weights, whole or in shards."""
 
 from __future__ import annotations
 
-import struct
+import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, final
 
 import torch
-from safetensors import SafetensorError, safe_open
 
+from tokenloom.checkpoint.base import Checkpoint
+from tokenloom.checkpoint.tokenizer_source import TokenizerSource
 from tokenloom.errors import ModelError
-from tokenloom.loader.checkpoint_base import Checkpoint
-from tokenloom.loader.hf_config import hf_config, read_json
-from tokenloom.loader.tokenizer_source import TokenizerSource
+from tokenloom.loader.hf_config import HFConfigFile
+from tokenloom.loader.hf_json import read_json
+from tokenloom.loader.tensor_names import EMBEDDINGS, HEAD, canonical_names
+from tokenloom.loader.weight_file import WeightFile
+from tokenloom.loader.weight_layout import open_weights
 from tokenloom.loader.weights_digest import quick_digest
 from tokenloom.model_config import ModelConfig
 
-__all__ = ["INDEX_FILE", "SINGLE_FILE", "HFCheckpoint"]
+__all__ = ["HFCheckpoint"]
 
-SINGLE_FILE = "model.safetensors"
-INDEX_FILE = "model.safetensors.index.json"
-_EMBEDDINGS = "model.embed_tokens.weight"
-_HEAD = "lm_head.weight"
-_RECOMPUTED = ".rotary_emb.inv_freq"  # old files store this buffer; it follows from the config
-_FLOAT_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+_PLAIN_DTYPES = frozenset({torch.float64, torch.float32, torch.float16, torch.bfloat16})
+"""What can be read as another float type; narrower ones mean nothing without their scales."""
+
+_log = logging.getLogger(__name__)
 
 
 @final
 class HFCheckpoint(Checkpoint):
-    """Opens the folder and the header of every shard; tensor data is read by `load` only."""
+    """Opens the folder and the header of every shard; tensor data is read by `load` only (older pickles: at once).
+
+    The head follows from config.json, and where that is silent from the weights; see `_head`.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        values = read_json(path / "config.json")
-        files = _tensor_files(path)
-        self._shards = {file: _open_shard(file) for file in dict.fromkeys(files.values())}
-        _check_index(files, self._shards)
-        self._config = hf_config(path, values, self._stored_dtype(files))
+        config_file = HFConfigFile(path)
+        self._files = open_weights(path)
+        self._stored_names = canonical_names(self._files, str(path))
+        stored_dtype = self._file(EMBEDDINGS).dtype_name(self._stored_names[EMBEDDINGS])
+        self._quantization = config_file.quantization
+        config = config_file.model_config(stored_dtype, self._stored_names)
+        self._config = replace(config, tie_word_embeddings=self._is_head_tied(config, config_file.states_tie))
         if self._config.tie_word_embeddings:
-            files.pop(_HEAD, None)
-        self._files = {name: file for name, file in files.items() if not name.endswith(_RECOMPUTED)}
-        self._quantization = values.get("quantization_config")
-        if self._quantization is not None and not isinstance(self._quantization, dict):
-            raise ModelError(f"{path / 'config.json'}: 'quantization_config' must be an object")
+            self._stored_names = {
+                name: stored for name, stored in self._stored_names.items() if not name.startswith(HEAD)
+            }
 
     @property
     def config(self) -> ModelConfig:
@@ -57,101 +62,86 @@ class HFCheckpoint(Checkpoint):
     @cached_property
     def weights_digest(self) -> str:
         # config.json belongs to it: another rope theta gives other keys and values from the same weights.
-        files = [(file, _header(file)) for file in set(self._files.values())]
-        return quick_digest([*files, (self._path / "config.json", b"")])
+        files = {file.path: file for file in self._files.values()}
+        headers = [(path, file.header()) for path, file in files.items()]
+        return quick_digest([*headers, (self._path / "config.json", b"")])
 
     @property
     def quantization(self) -> Mapping[str, Any] | None:
         return self._quantization
 
     def tensor_names(self) -> tuple[str, ...]:
-        return tuple(self._files)
+        return tuple(self._stored_names)
 
     def file_of(self, name: str) -> Path:
-        file = self._files.get(name)
-        if file is None:
+        if name not in self._stored_names:
             self.refuse_missing(name, self._path)
-        return file
+        return self._file(name).path
 
     def load(self, name: str, dtype: torch.dtype | None = None) -> torch.Tensor:
-        file = self.file_of(name)
-        assert file in self._shards, f"{self._path} is closed"
-        try:
-            stored: torch.Tensor = self._shards[file].get_tensor(name)
-        except (SafetensorError, OSError, RuntimeError) as error:
-            raise ModelError(f"{file}: tensor {name!r} cannot be read: {error}") from error
+        path = self.file_of(name)
+        stored = self._view(name)
         if dtype is None or stored.dtype == dtype:
-            return stored.clone()  # off the file's memory map, which may change or go
-        if not stored.is_floating_point():
+            # A copy: the file's memory map may change or go.
+            return stored.clone(memory_format=torch.contiguous_format)
+        if stored.dtype not in _PLAIN_DTYPES:
             raise ModelError(
-                f"{file}: tensor {name!r} holds {_dtype_name(stored.dtype)}, which cannot be read as "
+                f"{path}: tensor {name!r} holds {_dtype_name(stored.dtype)}, which cannot be read as "
                 f"{_dtype_name(dtype)}; packed weights need the quant plugin that knows their format"
             )
-        return stored.to(dtype)
+        return stored.to(dtype, memory_format=torch.contiguous_format)
 
     def tokenizer_source(self) -> TokenizerSource:
         return TokenizerSource("hf", self._path, {}, _chat_template(self._path))
 
     def close(self) -> None:
-        self._shards.clear()
+        for file in set(self._files.values()):
+            file.close()
+        self._files = {}
 
-    def _stored_dtype(self, files: Mapping[str, Path]) -> str:
-        if _EMBEDDINGS not in files:
-            near = ", ".join(sorted(files)[:3])
-            raise ModelError(f"{self._path} has no tensor {_EMBEDDINGS!r}; it holds {near}, ...")
-        code = self._shards[files[_EMBEDDINGS]].get_slice(_EMBEDDINGS).get_dtype()
-        return _FLOAT_DTYPES.get(code, "bfloat16")
+    def _file(self, name: str) -> WeightFile:
+        assert self._files, f"{self._path} is closed"
+        return self._files[self._stored_names[name]]
+
+    def _view(self, name: str) -> torch.Tensor:
+        return self._file(name).view(self._stored_names[name])
+
+    def _is_head_tied(self, config: ModelConfig, stated: bool | None) -> bool:
+        """Whether the embeddings are the head as well.
+
+        - tied, as config.json states or the family does by default: a stored head that equals the embeddings is
+          another copy. One that differs was trained apart, and is used (with a warning), as Transformers does.
+        - untied, as config.json states: the head must be there.
+        - untied only by the family's default: a folder without a head ties it.
+        """
+        has_head = any(name.startswith(HEAD) for name in self._stored_names)
+        if config.tie_word_embeddings:
+            if not has_head or self._head_equals_embeddings():
+                return True
+            _log.warning(
+                "%s: config.json ties the head to the embeddings, but the weights hold another one, which is used",
+                self._path,
+            )
+            return False
+        if stated is False and not has_head:
+            raise ModelError(
+                f"{self._path} has no tensor 'lm_head.weight', though config.json sets 'tie_word_embeddings' to false; "
+                "fetch the model again, or set it to true if the embeddings are the head"
+            )
+        return not has_head
+
+    def _head_equals_embeddings(self) -> bool:
+        name = f"{HEAD}weight"
+        if name not in self._stored_names:  # a packed head
+            return False
+        head, embeddings = self._view(name), self._view(EMBEDDINGS)
+        if head.dtype != embeddings.dtype or head.shape != embeddings.shape:
+            return False
+        return head.data_ptr() == embeddings.data_ptr() or torch.equal(head, embeddings)
 
 
 def _dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-def _tensor_files(folder: Path) -> dict[str, Path]:
-    """Which file holds each tensor, from the index or from the only file."""
-    index_path, single_path = folder / INDEX_FILE, folder / SINGLE_FILE
-    if index_path.exists():
-        weight_map = read_json(index_path).get("weight_map")
-        if not isinstance(weight_map, dict) or not weight_map:
-            raise ModelError(f"{index_path} lacks the object 'weight_map'")
-        for name, shard in weight_map.items():
-            if not isinstance(shard, str) or Path(shard).name != shard:
-                raise ModelError(f"{index_path}: tensor {name!r} must name a file of this folder, got {shard!r}")
-        return {name: folder / shard for name, shard in weight_map.items()}
-    if single_path.exists():
-        return dict.fromkeys(_open_shard(single_path).keys(), single_path)
-    pickled = sorted(file.name for pattern in ("*.bin", "*.pt", "*.pth") for file in folder.glob(pattern))
-    if pickled:
-        raise ModelError(
-            f"{folder} has its weights only in {pickled[0]}; pickled files can run code and are not read. "
-            "Convert them to safetensors"
-        )
-    raise ModelError(f"{folder} has a config.json, but neither {SINGLE_FILE} nor {INDEX_FILE}")
-
-
-def _open_shard(file: Path) -> Any:
-    if not file.is_file():
-        raise ModelError(f"{file} is missing: the index names it as a shard; fetch the model again")
-    try:
-        return safe_open(file, framework="pt", device="cpu")
-    except (SafetensorError, OSError, ValueError) as error:
-        raise ModelError(f"{file} is truncated or damaged: {error}; fetch it again") from error
-
-
-def _check_index(files: Mapping[str, Path], shards: Mapping[Path, Any]) -> None:
-    held = {file: frozenset(shard.keys()) for file, shard in shards.items()}
-    missing = [name for name, file in files.items() if name not in held[file]]
-    if missing:
-        raise ModelError(
-            f"{files[missing[0]]} lacks {len(missing)} tensors that the index places there, first {missing[0]!r}"
-        )
-
-
-def _header(file: Path) -> bytes:
-    """The JSON header of a safetensors file whose shape was checked when it was opened."""
-    with file.open("rb") as stream:
-        (num_bytes,) = struct.unpack("<Q", stream.read(8))
-        return stream.read(num_bytes)
 
 
 def _chat_template(folder: Path) -> str | None:

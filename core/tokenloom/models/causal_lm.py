@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 import torch
 
+from tokenloom.checkpoint.base import Checkpoint
 from tokenloom.interfaces.attention import AttentionBackend, AttentionLayer, AttentionMetadata
-from tokenloom.loader.checkpoint_base import Checkpoint
 from tokenloom.model_config import ModelConfig
 from tokenloom.models.weight_loading import LoadProgress
 

@@ -10,11 +10,12 @@ import torch
 from tokenloom.interfaces.quant import EmbeddingWeights, LayerSpec, LinearWeights, Quantizer, Shard
 from tokenloom.models.dense_weights import DenseEmbedding, DenseLinear
 from tokenloom.models.load_targets import LoadTarget, WeightsTarget
+from tokenloom.models.norms import HeadNorms, NormStorage, RmsNorm
 from tokenloom.models.skip_list import SkipList
 from tokenloom.ops.table import OpTable
 from tokenloom.parallel import ParallelContext
 
-__all__ = ["Embedding", "LayerFactory", "Linear", "RmsNorm"]
+__all__ = ["Embedding", "LayerFactory", "Linear"]
 
 
 @final
@@ -51,60 +52,6 @@ class Embedding:
 
 
 @final
-class RmsNorm(LoadTarget):
-    """RMS norm with a weight [H]; `add` also adds its input to the residual stream."""
-
-    def __init__(
-        self, name: str, size: int, eps: float, ops: OpTable, dtype: torch.dtype, device: torch.device
-    ) -> None:
-        self._name = name
-        self._tensor_name = f"{name}.weight"
-        self._size = size
-        self._eps = eps
-        self._ops = ops
-        self._dtype = dtype
-        self._device = device
-        self._weight = torch.empty(0)
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """[T, H] -> [T, H]."""
-        return self._ops.rms_norm(x, self._weight, self._eps)
-
-    def add(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns (norm of x + residual, x + residual); the sum is written into `residual`."""
-        return self._ops.add_rms_norm(x, residual, self._weight, self._eps)
-
-    @property
-    def parts(self) -> tuple[str, ...]:
-        return (self._name,)
-
-    def required(self) -> tuple[str, ...]:
-        return (self._tensor_name,)
-
-    def accepts(self, name: str) -> bool:
-        return name == self._tensor_name
-
-    def shape(self, name: str) -> tuple[int, ...] | None:
-        assert name == self._tensor_name, f"{self._name} was given {name}"
-        return (self._size,)
-
-    @property
-    def load_dtype(self) -> torch.dtype | None:
-        return self._dtype
-
-    def load(self, name: str, tensor: torch.Tensor) -> None:
-        assert name == self._tensor_name, f"{self._name} was given {name}"
-        self._weight = tensor.to(device=self._device, dtype=self._dtype)
-
-    def finalize(self) -> None:
-        assert self._weight.numel() == self._size, f"{self._name} was not loaded"
-
-    @property
-    def num_bytes(self) -> int:
-        return self._weight.nbytes
-
-
-@final
 class LayerFactory:
     """Makes a model's layers; `targets` holds the loading side of each, in the order of making.
 
@@ -115,6 +62,7 @@ class LayerFactory:
         device: where weights live.
         parallel: handed on to every layer.
         ops: fused operations for `device`.
+        max_model_len: the longest sequence that the engine runs, tokens; None stands for the model's own limit.
     """
 
     def __init__(
@@ -125,6 +73,7 @@ class LayerFactory:
         device: torch.device,
         parallel: ParallelContext,
         ops: OpTable,
+        max_model_len: int | None = None,
     ) -> None:
         self._quantizer = quantizer
         self._skip = skip
@@ -132,6 +81,7 @@ class LayerFactory:
         self.dtype = dtype
         self.device = device
         self.ops = ops
+        self.max_model_len = max_model_len
         self.targets: list[LoadTarget] = []
 
     def linear(
@@ -178,11 +128,20 @@ class LayerFactory:
         self.targets.append(WeightsTarget(spec, weights, dense_dtype))
         return Embedding(spec, weights)
 
-    def norm(self, name: str, size: int, eps: float) -> RmsNorm:
-        """An RMS norm; never quantized."""
-        norm = RmsNorm(name, size, eps, self.ops, self.dtype, self.device)
-        self.targets.append(norm)
-        return norm
+    def norm(self, name: str, size: int, eps: float, *, offset: float = 0.0) -> RmsNorm:
+        """An RMS norm that multiplies by (offset + weight); never quantized."""
+        return RmsNorm(self._norm_storage((name,), size, offset), eps, self.ops)
+
+    def head_norms(self, name: str, head_dim: int, num_heads: int, eps: float, *, offset: float = 0.0) -> HeadNorms:
+        """The norms q_norm and k_norm below `name`, each over one head of `head_dim`; `num_heads` are the queries'."""
+        return HeadNorms(
+            self._norm_storage((f"{name}.q_norm", f"{name}.k_norm"), head_dim, offset), num_heads, eps, self.ops
+        )
+
+    def _norm_storage(self, names: tuple[str, ...], size: int, offset: float) -> NormStorage:
+        storage = NormStorage(names, size, offset, self.dtype, self.device)
+        self.targets.append(storage)
+        return storage
 
     def _is_quantized(self, spec: LayerSpec) -> bool:
         return not self._skip.names(spec) and self._quantizer.covers(spec)

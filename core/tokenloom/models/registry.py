@@ -1,77 +1,120 @@
-"""From an opened checkpoint to a loaded model: which class runs which architecture, and how it is built."""
+"""Which model families there are, and how one is found by what a file says of itself."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Protocol
+from functools import cache
 
-import torch
+from tokenloom.errors import ModelError, PluginError, did_you_mean
+from tokenloom.interfaces.model import ModelInfo
+from tokenloom.models.architecture import Architecture
+from tokenloom.plugin_target import import_class
+from tokenloom.plugins import default_registry
 
-from tokenloom.errors import ModelError, did_you_mean
-from tokenloom.interfaces.quant import Quantizer
-from tokenloom.loader.checkpoint_base import Checkpoint
-from tokenloom.model_config import ModelConfig
-from tokenloom.models.causal_lm import CausalLM
-from tokenloom.models.layers import LayerFactory
-from tokenloom.models.llama import LlamaForCausalLM
-from tokenloom.models.skip_list import SkipList, checkpoint_skip_entries
-from tokenloom.models.weight_loading import LoadProgress, ignore_progress
-from tokenloom.ops.table import build_op_table
-from tokenloom.parallel import ParallelContext
+__all__ = ["BUILT_IN_MODELS", "architecture_named", "find_gguf_architecture", "find_hf_architecture", "model_infos"]
 
-__all__ = ["ARCHITECTURES", "ModelFactory", "build_model"]
-
-
-class ModelFactory(Protocol):
-    """A model class: makes an empty model, or one with only the decoder layers `layers`."""
-
-    def __call__(self, config: ModelConfig, factory: LayerFactory, layers: range | None) -> CausalLM: ...
-
-
-ARCHITECTURES: Mapping[str, ModelFactory] = {"llama": LlamaForCausalLM, "LlamaForCausalLM": LlamaForCausalLM}
-"""Names that `ModelConfig.architecture` may have: GGUF's and Hugging Face's."""
+BUILT_IN_MODELS: tuple[ModelInfo, ...] = (
+    ModelInfo("gemma2", "tokenloom.models.gemma2:Gemma2Architecture", ("gemma2",), ("Gemma2ForCausalLM",), ("gemma2",)),
+    ModelInfo(
+        "gemma3",
+        "tokenloom.models.gemma3:Gemma3Architecture",
+        ("gemma3_text",),
+        ("Gemma3ForCausalLM",),
+        ("gemma3",),
+    ),
+    ModelInfo("llama", "tokenloom.models.llama:LlamaArchitecture", ("llama",), ("LlamaForCausalLM",), ("llama",)),
+    ModelInfo("mistral", "tokenloom.models.mistral:MistralArchitecture", ("mistral",), ("MistralForCausalLM",)),
+    ModelInfo("phi3", "tokenloom.models.phi3:Phi3Architecture", ("phi3",), ("Phi3ForCausalLM",), ("phi3",)),
+    ModelInfo("qwen2", "tokenloom.models.qwen2:Qwen2Architecture", ("qwen2",), ("Qwen2ForCausalLM",), ("qwen2",)),
+    ModelInfo("qwen3", "tokenloom.models.qwen3:Qwen3Architecture", ("qwen3",), ("Qwen3ForCausalLM",), ("qwen3",)),
+    ModelInfo(
+        "smollm3", "tokenloom.models.smollm3:SmolLM3Architecture", ("smollm3",), ("SmolLM3ForCausalLM",), ("smollm3",)
+    ),
+)
 
 
-def build_model(
-    checkpoint: Checkpoint,
-    *,
-    quantizer: Quantizer,
-    dtype: torch.dtype,
-    device: torch.device,
-    parallel: ParallelContext,
-    progress: LoadProgress = ignore_progress,
-    skip: tuple[str, ...] = (),
-    layers: range | None = None,
-    deterministic: bool = False,
-) -> CausalLM:
-    """Builds the model and loads its weights.
-
-    Args:
-        checkpoint: may be closed afterwards.
-        quantizer: stores the layers that it covers and that no skip list names.
-        dtype: of activations and of weights that are not quantized.
-        device: where the model runs.
-        parallel: rank and size.
-        progress: is told how far loading is.
-        skip: layers not to quantize, in addition to those that the checkpoint's quantization_config names.
-        layers: only these decoder layers; embedding, final norm and head are always there.
-        deterministic: results of a row must not depend on the other rows, bit for bit; slower.
+def model_infos() -> tuple[ModelInfo, ...]:
+    """Every known family; those of installed packages come after the core's.
 
     Raises:
-        ModelError: unknown architecture; a tensor is missing, unknown or of the wrong shape.
-        ConfigError: an entry of `skip` names no layer.
+        PluginError: two families claim one name.
     """
-    config = checkpoint.config
-    model_class = ARCHITECTURES.get(config.architecture)
-    if model_class is None:
+    owners = [(info, "tokenloom") for info in BUILT_IN_MODELS]
+    owners += [(model.info, model.package) for model in default_registry().models]
+    claims: dict[tuple[str, str], str] = {}
+    for info, package in owners:
+        words = [("name", info.name)]
+        words += [("model_type", word) for word in info.model_types]
+        words += [("GGUF architecture", word) for word in info.gguf_names]
+        for claim in words:
+            if claim in claims:
+                raise PluginError(
+                    f"two model families claim the {claim[0]} {claim[1]!r}: one from package {claims[claim]}, one from "
+                    f"package {package}; uninstall one of the packages"
+                )
+            claims[claim] = package
+    return tuple(info for info, _ in owners)
+
+
+@cache
+def architecture_named(name: str) -> Architecture:
+    """The architecture of a family.
+
+    Raises:
+        ModelError: there is no such family.
+        PluginError: its class cannot be imported or made.
+    """
+    known = {info.name: info for info in model_infos()}
+    info = known.get(name)
+    if info is None:
         raise ModelError(
-            f"{checkpoint.path} is of architecture {config.architecture!r}; supported are "
-            f"{', '.join(sorted(ARCHITECTURES))}.{did_you_mean(config.architecture, ARCHITECTURES)}"
+            f"unknown model architecture {name!r}; known are {', '.join(sorted(known))}.{did_you_mean(name, known)}"
         )
-    skip_list = SkipList(checkpoint_skip_entries(checkpoint.quantization), skip)
-    ops = build_op_table(device, deterministic=deterministic)
-    factory = LayerFactory(quantizer, skip_list, dtype, device, parallel, ops)
-    model = model_class(config, factory, layers)
-    skip_list.check_used()
-    model.load_weights(checkpoint, progress)
-    return model
+    architecture = import_class(info.target, Architecture, f"model {name}")  # type: ignore[type-abstract]
+    try:
+        return architecture()
+    except Exception as error:
+        raise PluginError(
+            f"model {name} cannot be loaded: {info.target} must be made without arguments, but fails with "
+            f"{type(error).__name__}: {error}"
+        ) from error
+
+
+def find_hf_architecture(model_type: str, class_names: tuple[str, ...], origin: str) -> Architecture:
+    """The family of a config.json.
+
+    Args:
+        model_type, class_names: its `model_type` and `architectures`.
+        origin: the file, for the message.
+
+    Raises:
+        ModelError: no family claims it.
+    """
+    known = {model_type: info for info in model_infos() for model_type in info.model_types}
+    info = known.get(model_type)
+    is_known_class = info is not None and (
+        not class_names or not info.class_names or any(name in info.class_names for name in class_names)
+    )
+    if info is None or not is_known_class:
+        listed = ", ".join(f"{kind} ({' or '.join(known[kind].class_names) or 'any class'})" for kind in sorted(known))
+        raise ModelError(
+            f"{origin} describes a model of type {model_type!r} with architectures {list(class_names)}; supported are "
+            f"{listed}.{did_you_mean(model_type, known)}{_broken_packages()}"
+        )
+    return architecture_named(info.name)
+
+
+def find_gguf_architecture(gguf_name: str, origin: str) -> Architecture:
+    """The family of a GGUF file by its `general.architecture`. Raises ModelError if there is none."""
+    known = {name: info for info in model_infos() for name in info.gguf_names}
+    info = known.get(gguf_name)
+    if info is None:
+        raise ModelError(
+            f"{origin} holds a model of architecture {gguf_name!r}; supported are {', '.join(sorted(known))}."
+            f"{did_you_mean(gguf_name, known)}{_broken_packages()}"
+        )
+    return architecture_named(info.name)
+
+
+def _broken_packages() -> str:
+    """What failed to load, as it may have brought the family that was not found."""
+    return "".join(f"\nA package failed to load: {broken}" for broken in default_registry().broken)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -9,7 +10,7 @@ import torch
 
 from tokenloom.model_config import RopeConfig
 
-__all__ = ["RotaryCache", "Rotation"]
+__all__ = ["RotaryCache", "Rotation", "RotationTables"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +29,37 @@ class RotaryCache:
         inv_freq = rope.inv_freq()  # [R / 2]
         positions = torch.arange(max_positions, dtype=torch.float32)
         angles = torch.outer(positions, inv_freq)  # [max_positions, R / 2]
-        self._cos = angles.cos().to(device)
-        self._sin = angles.sin().to(device)
+        self._cos = (angles.cos() * rope.amplitude).to(device)
+        self._sin = (angles.sin() * rope.amplitude).to(device)
 
     def lookup(self, positions: torch.Tensor, dtype: torch.dtype) -> Rotation:
         """The rotation of tokens at `positions` (int64 [T], below max_positions), rounded once to `dtype`."""
         cos = self._cos[positions].to(dtype)  # [T, R / 2]
         sin = self._sin[positions].to(dtype)
         return Rotation(torch.cat((cos, cos), -1).unsqueeze(1), torch.cat((-sin, sin), -1).unsqueeze(1))
+
+
+@final
+class RotationTables:
+    """The rotary caches of a stack of layers: one for all layers of equal rope, looked up once per forward pass.
+
+    Args:
+        ropes: of each layer, None where a layer has none.
+        max_len: the longest sequence of the engine, tokens; sizes the tables, and decides what LongRoPE means.
+        dtype: of queries and keys.
+        device: where positions come from.
+    """
+
+    def __init__(
+        self, ropes: Sequence[RopeConfig | None], max_len: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        distinct = dict.fromkeys(rope.for_length(max_len) for rope in ropes if rope is not None)
+        numbers = {rope: number for number, rope in enumerate(distinct)}
+        self._caches = tuple(RotaryCache(rope, max_len, device) for rope in distinct)
+        self._number_of_layer = tuple(None if rope is None else numbers[rope.for_length(max_len)] for rope in ropes)
+        self._dtype = dtype
+
+    def lookup(self, positions: torch.Tensor) -> tuple[Rotation | None, ...]:
+        """The rotation of each layer for tokens at `positions` (int64 [T]); equal ropes share one object."""
+        rotations = tuple(cache.lookup(positions, self._dtype) for cache in self._caches)
+        return tuple(None if number is None else rotations[number] for number in self._number_of_layer)

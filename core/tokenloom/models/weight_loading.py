@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 
+from tokenloom.checkpoint.base import Checkpoint
 from tokenloom.errors import ModelError, did_you_mean
-from tokenloom.loader.checkpoint_base import Checkpoint
 from tokenloom.models.load_targets import LoadTarget
 
 __all__ = ["LoadProgress", "ignore_progress", "load_weights"]

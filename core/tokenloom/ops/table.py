@@ -12,13 +12,23 @@ import torch
 
 from tokenloom.ops import torch_ops
 
-__all__ = ["AddRmsNorm", "LinearProduct", "OpTable", "RmsNorm", "Rotary", "SiluAndMul", "build_op_table"]
+__all__ = [
+    "AddRmsNorm",
+    "GatedActivation",
+    "HeadRmsNorm",
+    "LinearProduct",
+    "OpTable",
+    "RmsNorm",
+    "Rotary",
+    "build_op_table",
+]
 
 LinearProduct = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
 RmsNorm = Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]
 AddRmsNorm = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float], tuple[torch.Tensor, torch.Tensor]]
+HeadRmsNorm = Callable[[torch.Tensor, torch.Tensor, int, float], torch.Tensor]
 Rotary = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-SiluAndMul = Callable[[torch.Tensor], torch.Tensor]
+GatedActivation = Callable[[torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,21 +37,27 @@ class OpTable:
 
     Attributes:
         linear: (x [M, K], weight [N, K], bias [N] or None) -> x @ weight.T + bias, [M, N].
-        rms_norm: (x [T, H], weight [H], eps) -> x / rms(x) * weight, [T, H].
+        rms_norm: (x [T, H], weight [H], eps) -> x / rms(x) * weight, [T, H]. The weight has x's dtype, or is fp32: then
+            the product is fp32 as well, rounded once.
         add_rms_norm: (x [T, H], residual [T, H], weight [H], eps) -> (rms_norm of the sum, the sum). The sum is written
             into `residual`, which is returned: whoever needs the old one keeps a copy.
+        head_rms_norm: (heads [T, Hq + Hkv, D], weights [2, D], Hq, eps) -> same shape, a new tensor: each head normed
+            by itself and multiplied by weights[0] (the first Hq) or weights[1]; dtypes as for rms_norm.
         rotary: (heads [T, any, D], cos [T, 1, R], signed_sin [T, 1, R]) -> [T, any, D], R <= D. Rotates the first R
             elements of each head, element i paired with i + R/2 (not with its neighbour). cos and sin hold each angle
             twice, once per half; the first half of signed_sin is negated. Queries and keys that lie side by side are
             rotated in one call.
         silu_and_mul: (gate_up [T, 2 * I]) -> silu(first half) * second half, [T, I].
+        gelu_tanh_and_mul: the same with GELU in its tanh form.
     """
 
     linear: LinearProduct
     rms_norm: RmsNorm
     add_rms_norm: AddRmsNorm
+    head_rms_norm: HeadRmsNorm
     rotary: Rotary
-    silu_and_mul: SiluAndMul
+    silu_and_mul: GatedActivation
+    gelu_tanh_and_mul: GatedActivation
 
 
 def build_op_table(device: torch.device, *, deterministic: bool = False) -> OpTable:
@@ -52,10 +68,13 @@ def build_op_table(device: torch.device, *, deterministic: bool = False) -> OpTa
         deterministic: results of a row must not depend on the other rows, bit for bit.
     """
     assert device.type != "meta", "operations are for real tensors"
+    is_tiled = deterministic and device.type == "cpu"
     return OpTable(
         linear=torch_ops.row_invariant_linear if deterministic else torch_ops.linear,
         rms_norm=torch_ops.rms_norm,
         add_rms_norm=torch_ops.add_rms_norm,
+        head_rms_norm=torch_ops.head_rms_norm,
         rotary=torch_ops.rotary,
-        silu_and_mul=torch_ops.silu_and_mul,
+        silu_and_mul=torch_ops.row_invariant_silu_and_mul if is_tiled else torch_ops.silu_and_mul,
+        gelu_tanh_and_mul=torch_ops.row_invariant_gelu_tanh_and_mul if is_tiled else torch_ops.gelu_tanh_and_mul,
     )

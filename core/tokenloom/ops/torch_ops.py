@@ -5,12 +5,26 @@ Shapes are those of `OpTable`. Norms compute in fp32 and round once; rotary and 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch.nn import functional
 
-__all__ = ["add_rms_norm", "linear", "rms_norm", "rotary", "row_invariant_linear", "silu_and_mul"]
+__all__ = [
+    "add_rms_norm",
+    "gelu_tanh_and_mul",
+    "head_rms_norm",
+    "linear",
+    "rms_norm",
+    "rotary",
+    "row_invariant_gelu_tanh_and_mul",
+    "row_invariant_linear",
+    "row_invariant_silu_and_mul",
+    "silu_and_mul",
+]
 
 _TILE_ROWS = 16
+_MAX_UNSPLIT = 16384  # elements up to which torch keeps an activation on one thread
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -45,7 +59,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 
     Args:
         x: [T, H].
-        weight: [H], same dtype.
+        weight: [H], same dtype; or fp32, which makes the product fp32 as well.
         eps: added to the mean square.
 
     Returns:
@@ -53,7 +67,9 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 
     Source: Zhang and Sennrich, Root Mean Square Layer Normalization (2019), equation 4.
     """
-    return functional.rms_norm(x, (x.shape[-1],), weight, eps)
+    if weight.dtype == x.dtype:
+        return functional.rms_norm(x, (x.shape[-1],), weight, eps)
+    return functional.rms_norm(x.float(), (x.shape[-1],), weight, eps).to(x.dtype)
 
 
 def add_rms_norm(
@@ -72,6 +88,26 @@ def add_rms_norm(
     """
     residual.add_(x)
     return rms_norm(residual, weight, eps), residual
+
+
+def head_rms_norm(heads: torch.Tensor, weights: torch.Tensor, num_queries: int, eps: float) -> torch.Tensor:
+    """RMS norm of each query and key head by itself.
+
+    Args:
+        heads: [T, Hq + Hkv, D], queries first.
+        weights: [2, D]: for queries, for keys; dtypes as in `rms_norm`.
+        num_queries: Hq.
+        eps: as in `rms_norm`.
+
+    Returns:
+        [T, Hq + Hkv, D], a new tensor of the dtype of `heads`.
+
+    Source: Henry et al., Query-Key Normalization for Transformers (2020), with RMS norms.
+    """
+    normed = functional.rms_norm(heads.float(), (heads.shape[-1],), None, eps)  # fp32
+    normed[:, :num_queries] *= weights[0]
+    normed[:, num_queries:] *= weights[1]
+    return normed.to(heads.dtype)
 
 
 def rotary(heads: torch.Tensor, cos: torch.Tensor, signed_sin: torch.Tensor) -> torch.Tensor:
@@ -107,3 +143,40 @@ def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
     """
     gate, up = gate_up.chunk(2, dim=-1)  # each [T, I]
     return functional.silu(gate).mul_(up)
+
+
+def gelu_tanh_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
+    """gelu(gate) * up, GELU in its tanh form.
+
+    Args:
+        gate_up: [T, 2 * I], the gate's I columns first.
+
+    Returns:
+        [T, I].
+
+    Source: Shazeer, GLU Variants Improve Transformer (2020), GEGLU; Hendrycks and Gimpel, GELUs (2016), section 2.
+    """
+    gate, up = gate_up.chunk(2, dim=-1)  # each [T, I]
+    return functional.gelu(gate, approximate="tanh").mul_(up)
+
+
+def row_invariant_silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
+    """`silu_and_mul`, with each row's result independent of the other rows and of their number, bit for bit."""
+    return _by_small_tiles(silu_and_mul, gate_up)
+
+
+def row_invariant_gelu_tanh_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
+    """`gelu_tanh_and_mul`, with each row's result independent of the other rows and of their number, bit for bit."""
+    return _by_small_tiles(gelu_tanh_and_mul, gate_up)
+
+
+def _by_small_tiles(activate: Callable[[torch.Tensor], torch.Tensor], gate_up: torch.Tensor) -> torch.Tensor:
+    """Runs an activation on few rows at a time.
+
+    On a CPU, torch gives each thread an equal part of a large tensor. Where the part ends, often within a row, the last
+    elements are computed one by one, by another exponential function than the vectors before them.
+    """
+    num_rows = max(1, _MAX_UNSPLIT // max(1, gate_up.shape[1] // 2))
+    if gate_up.shape[0] <= num_rows:
+        return activate(gate_up)
+    return torch.cat([activate(tile) for tile in torch.split(gate_up, num_rows)])

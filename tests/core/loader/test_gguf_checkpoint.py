@@ -15,7 +15,7 @@ from gguf.quants import dequantize as oracle
 from tokenloom.errors import ModelError
 from tokenloom.loader.gguf_checkpoint import GGUFCheckpoint
 from tokenloom.loader.weights_digest import DigestRecord, file_sha256
-from tokenloom.model_config import DivisorScaling, LinearScaling
+from tokenloom.model_config import DivisorScaling, LinearScaling, ModelConfig, RopeConfig
 
 KINDS = [gguf.GGMLQuantizationType[name] for name in ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q8_0")]
 
@@ -25,6 +25,13 @@ def refusal(path: Path) -> str:
         GGUFCheckpoint(path)
     assert str(path) in str(caught.value)
     return str(caught.value)
+
+
+def only_rope(config: ModelConfig) -> RopeConfig:
+    """The rope that all layers share."""
+    (rope,) = set(config.ropes)
+    assert rope is not None
+    return rope
 
 
 def stored_values(tiny: Any, name: str, tensor: torch.Tensor, kind: gguf.GGMLQuantizationType) -> torch.Tensor:
@@ -60,7 +67,7 @@ def test_load_gives_every_tensor_in_the_original_order(
 def test_load_restores_biases(tmp_path: Path, tiny: Any) -> None:
     weights = tiny.weights(bias=True)
     checkpoint = GGUFCheckpoint(tiny.write_gguf(tmp_path / "m.gguf", weights))
-    assert checkpoint.config.attention_bias
+    assert checkpoint.config.qkv_bias
     assert not checkpoint.config.mlp_bias
     for name, tensor in weights.items():
         assert torch.equal(checkpoint.load(name), tensor), name
@@ -120,7 +127,7 @@ def test_config_follows_the_metadata(tmp_path: Path, tiny: Any) -> None:
     assert config.eos_token_ids == (2, 7)
     assert config.bos_token_id == 1
     assert config.windows == (33, 33)
-    assert (config.rope.theta, config.rope.rotary_dim, config.rope.scaling) == (500000.0, 32, None)
+    assert only_rope(config) == RopeConfig(500000.0, 32, None)
     assert config.dtype == "float32"
 
 
@@ -131,9 +138,8 @@ def test_config_defaults_where_metadata_is_absent(tmp_path: Path, tiny: Any) -> 
     config = GGUFCheckpoint(
         tiny.write_gguf(tmp_path / "m.gguf", tiny.weights(), tiny.gguf_options(KINDS[1], metadata=absent))
     ).config
-    assert config.vocab_size == 160  # from the token list
-    assert config.rope.theta == 10000.0
-    assert config.rope.rotary_dim == 32
+    assert config.vocab_size == 160  # rows of the embedding
+    assert only_rope(config) == RopeConfig(10000.0, 32, None)
     assert config.bos_token_id is None
     assert config.windows == (None, None)
     assert config.dtype == "float16"
@@ -151,24 +157,23 @@ def test_rope_divisors_come_from_their_tensor(tmp_path: Path, tiny: Any) -> None
         extra_tensors={"rope_freqs.weight": divisors},
     )
     checkpoint = GGUFCheckpoint(tiny.write_gguf(tmp_path / "m.gguf", tiny.weights(), options))
-    rope = checkpoint.config.rope
+    rope = only_rope(checkpoint.config)
     assert rope.scaling == DivisorScaling(tuple(divisors.tolist()))
-    plain = 1.0 / (10000.0 ** (torch.arange(0, 32, 2).float() / 32))
-    assert torch.equal(rope.inv_freq(), plain / divisors)
+    periods = 10000.0 ** (torch.arange(0, 32, 2).float() / 32)
+    torch.testing.assert_close(rope.inv_freq(), 1.0 / periods / divisors, rtol=1e-6, atol=0)
     assert "rope_freqs.weight" not in checkpoint.tensor_names()
 
 
 def test_linear_rope_scaling_is_read(tmp_path: Path, tiny: Any) -> None:
     options = tiny.gguf_options(metadata={"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 4.0})
-    assert GGUFCheckpoint(
-        tiny.write_gguf(tmp_path / "m.gguf", tiny.weights(), options)
-    ).config.rope.scaling == LinearScaling(4.0)
+    config = GGUFCheckpoint(tiny.write_gguf(tmp_path / "m.gguf", tiny.weights(), options)).config
+    assert only_rope(config).scaling == LinearScaling(4.0)
 
 
 @pytest.mark.parametrize(
     ("metadata", "expected"),
     [
-        ({"general.architecture": "qwen2"}, "architecture 'qwen2'; supported are llama"),
+        ({"general.architecture": "qwen9"}, "architecture 'qwen9'; supported are gemma2"),
         ({"llama.expert_count": 8}, "mixture of experts"),
         ({"llama.block_count": None}, "lacks the key 'llama.block_count'"),
         ({"llama.block_count": 2**31}, "'llama.block_count' must be an integer from 1 to 4096"),
@@ -178,12 +183,12 @@ def test_linear_rope_scaling_is_read(tmp_path: Path, tiny: Any) -> None:
         ({"llama.attention.value_length": 16}, "keys and values of different size (32 and 16)"),
         ({"llama.attention.key_length": None, "llama.attention.head_count": 5}, "not a multiple"),
         ({"llama.rope.dimension_count": 16}, "'llama.rope.dimension_count' is 16"),
-        ({"llama.rope.scaling.type": "yarn"}, "'yarn'; supported are none, linear"),
+        ({"llama.rope.scaling.type": "su"}, "'su'; supported are none, linear"),
         ({"llama.rope.freq_base": -1.0}, "theta must be a positive number"),
         ({"llama.attention.layer_norm_rms_epsilon": 0.0}, "rms_norm_eps"),
         ({"llama.logit_scale": 0.5}, "'llama.logit_scale'"),
         ({"tokenizer.ggml.eos_token_id": "two"}, "'tokenizer.ggml.eos_token_id' must be a token id"),
-        ({"split.count": 3}, "split GGUF file"),
+        ({"split.count": 3}, "one of 3 parts of a split GGUF model; the others are found by its name"),
         ({"llama.block_count": 1}, "'blk.1.attn_norm.weight'"),
     ],
 )

@@ -55,15 +55,8 @@ def test_loaded_tensors_own_their_memory(tmp_path: Path, tiny: Any) -> None:
     assert torch.equal(checkpoint.load("model.norm.weight"), weights["model.norm.weight"])
 
 
-def test_tied_head_and_rotary_buffers_are_left_out(tmp_path: Path, tiny: Any) -> None:
-    weights = tiny.weights(tied=False)
-    weights["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(16)
-    names = HFCheckpoint(tiny.write_hf(tmp_path / "m", weights)).tensor_names()
-    assert sorted(names) == sorted(tiny.weights(tied=True))
-
-
 def test_missing_tensor_names_folder_and_near_matches(tmp_path: Path, tiny: Any) -> None:
-    checkpoint = HFCheckpoint(tiny.write_hf(tmp_path / "m", tiny.weights(), {"tie_word_embeddings": False}))
+    checkpoint = HFCheckpoint(tiny.write_hf(tmp_path / "m", tiny.weights()))
     with pytest.raises(ModelError, match=r"no tensor 'lm_head\.weight'"):
         checkpoint.load("lm_head.weight")
     with pytest.raises(ModelError, match=r"Did you mean 'model\.norm\.weight'"):
@@ -131,19 +124,10 @@ def test_every_truncation_of_the_weights_is_refused(tmp_path: Path, tiny: Any) -
         assert "model.safetensors is truncated or damaged" in refusal(folder)
 
 
-@pytest.mark.parametrize("name", ["pytorch_model.bin", "consolidated.00.pth"])
-def test_pickled_weights_are_refused(tmp_path: Path, tiny: Any, name: str) -> None:
-    folder = tiny.write_hf(tmp_path / "m", tiny.weights())
-    (folder / "model.safetensors").rename(folder / name)
-    message = refusal(folder)
-    assert name in message
-    assert "safetensors" in message
-
-
 def test_folder_without_weights_is_refused(tmp_path: Path, tiny: Any) -> None:
     folder = tiny.write_hf(tmp_path / "m", tiny.weights())
     (folder / "model.safetensors").unlink()
-    assert "neither model.safetensors nor" in refusal(folder)
+    assert "no weights: none of model.safetensors, model.safetensors.index.json, pytorch" in refusal(folder)
 
 
 def test_weights_of_another_layout_are_refused(tmp_path: Path, tiny: Any) -> None:
@@ -169,8 +153,8 @@ def test_weights_digest_is_stable_and_follows_weights_and_config(tmp_path: Path,
 def test_config_reads_the_newer_spelling(tmp_path: Path, tiny: Any) -> None:
     rope = {**LLAMA3, "rope_theta": 500000.0}
     config = HFCheckpoint(tiny.write_hf(tmp_path / "m", tiny.weights(), {"rope_parameters": rope})).config
-    assert (config.rope.theta, config.rope.rotary_dim) == (500000.0, 32)
-    assert config.rope.scaling == Llama3Scaling(8.0, 1.0, 4.0, 128)
+    assert (config.ropes[0].theta, config.ropes[0].rotary_dim) == (500000.0, 32)
+    assert config.ropes[0].scaling == Llama3Scaling(8.0, 1.0, 4.0, 128)
     assert (config.hidden_size, config.head_dim, config.num_kv_heads) == (64, 32, 2)
     assert config.dtype == "float32"
 
@@ -192,7 +176,7 @@ def test_config_reads_the_older_spelling(tmp_path: Path, tiny: Any, scaling: Any
         "rope_scaling": scaling,
     }
     config = HFCheckpoint(tiny.write_hf(tmp_path / "m", tiny.weights(), older)).config
-    assert (config.rope.theta, config.rope.scaling) == (20000.0, expected)
+    assert (config.ropes[0].theta, config.ropes[0].scaling) == (20000.0, expected)
     assert config.dtype == "float16"
 
 
@@ -200,13 +184,11 @@ def test_config_defaults_are_those_of_the_architecture(tmp_path: Path, tiny: Any
     absent = dict.fromkeys(
         ("rope_parameters", "dtype", "rms_norm_eps", "tie_word_embeddings", "hidden_act", "max_position_embeddings")
     )
-    weights = {name: tensor.to(torch.bfloat16) for name, tensor in tiny.weights(tied=False).items()}
-    config = HFCheckpoint(tiny.write_hf(tmp_path / "m", weights, absent)).config
-    assert config.rope.theta == 10000.0
+    config = HFCheckpoint(tiny.write_hf(tmp_path / "m", tiny.weights(tied=False), absent)).config
+    assert config.ropes[0].theta == 10000.0
     assert config.rms_norm_eps == 1e-6
     assert config.tie_word_embeddings is False
     assert config.max_position_embeddings == 2048
-    assert config.dtype == "bfloat16"  # what the weights are stored in
 
 
 def test_config_head_dim_follows_hidden_size_where_absent(tmp_path: Path, tiny: Any) -> None:
@@ -240,11 +222,10 @@ def test_generation_config_adds_end_tokens(
         ({"num_hidden_layers": 10**9}, "'num_hidden_layers' must be an integer from 1 to 4096"),
         ({"num_hidden_layers": 0}, "'num_hidden_layers' must be an integer from 1"),
         ({"num_key_value_heads": 3}, "num_heads must be a multiple of num_kv_heads"),
-        ({"hidden_act": "gelu"}, "hidden_act must be one of silu, got 'gelu'"),
-        ({"dtype": "float64"}, "dtype must be one of float32"),
+        ({"hidden_act": "gelu"}, "hidden_act must be one of silu"),
         ({"rms_norm_eps": "small"}, "'rms_norm_eps' must be a number"),
         ({"attention_bias": 1}, "'attention_bias' must be true or false"),
-        ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, "rope type 'yarn' is not supported"),
+        ({"rope_parameters": {"rope_type": "spiral", "factor": 2.0}}, "rope type 'spiral' is not supported"),
         ({"rope_parameters": {"rope_type": "linear"}}, "lacks the key 'factor'"),
         ({"rope_parameters": {"rope_type": "linear", "factor": 0.0}}, "factor must be positive"),
         ({"rope_parameters": {**LLAMA3, "high_freq_factor": 1.0}}, "0 < low_freq_factor < high_freq_factor"),

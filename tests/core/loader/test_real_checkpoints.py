@@ -10,6 +10,8 @@ import pytest
 import torch
 from gguf.quants import dequantize as oracle
 
+from tests.core.models.building import build
+from tests.core.models.dense_attention import Sequences
 from tokenloom.loader.checkpoint import open_checkpoint
 from tokenloom.loader.gguf import GGUFFile
 from tokenloom.loader.gguf_dequant import dequantize
@@ -50,7 +52,7 @@ def test_default_model_has_the_published_sizes(default_model: Path) -> None:
     assert (config.hidden_size, config.intermediate_size, config.num_layers) == (576, 1536, 30)
     assert (config.num_heads, config.num_kv_heads, config.head_dim) == (9, 3, 64)
     assert (config.vocab_size, config.max_position_embeddings) == (49152, 8192)
-    assert (config.rope.theta, config.rope.scaling) == (100000.0, None)
+    assert (config.ropes[0].theta, config.ropes[0].scaling) == (100000.0, None)
     assert config.tie_word_embeddings
     assert (config.bos_token_id, config.eos_token_ids) == (1, (2,))
     assert checkpoint.weights_digest == "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
@@ -116,7 +118,7 @@ def test_folder_of_transformers_loads_equal(
         assert torch.equal(checkpoint.load(name), tensor), name
     assert (len({checkpoint.file_of(name) for name in expected}) > 1) == (max_shard_size == "40KB")
     config = checkpoint.config
-    assert (config.head_dim, config.tie_word_embeddings, config.attention_bias) == (32, tied, not tied)
+    assert (config.head_dim, config.tie_word_embeddings, config.qkv_bias) == (32, tied, not tied)
     assert config.eos_token_ids == (2, 3)
     assert config.dtype == "float32"
 
@@ -125,4 +127,33 @@ def test_folder_of_transformers_loads_equal(
 def test_rotary_frequencies_equal_transformers(tmp_path: Path, rope: dict[str, Any]) -> None:
     model = llama(rope, tied=True)
     model.save_pretrained(tmp_path)
-    assert torch.equal(open_checkpoint(tmp_path).config.rope.inv_freq(), model.model.rotary_emb.inv_freq)
+    assert torch.equal(open_checkpoint(tmp_path).config.ropes[0].inv_freq(), model.model.rotary_emb.inv_freq)
+
+
+def test_text_part_of_a_model_that_sees_gives_equal_logits(tmp_path: Path) -> None:
+    """Its names have a prefix, its config lies under text_config, and its other tensors are left out."""
+    from transformers import Gemma3Config, Gemma3ForConditionalGeneration
+
+    torch.manual_seed(0)
+    sizes = {"num_hidden_layers": 7, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 20}
+    text = {**sizes, "vocab_size": 96, "hidden_size": 48, "intermediate_size": 80, "sliding_window": 7}
+    vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = Gemma3Config(
+        text_config={**text, "query_pre_attn_scalar": 24, "max_position_embeddings": 256},
+        vision_config={**vision, "image_size": 28, "patch_size": 14},
+        mm_tokens_per_image=1,
+        image_token_index=90,
+        boi_token_index=91,
+        eoi_token_index=92,
+        eos_token_id=[2, 3],
+    )
+    model = Gemma3ForConditionalGeneration(config).eval()
+    model.save_pretrained(tmp_path)
+    checkpoint = open_checkpoint(tmp_path)
+    assert all(name.startswith("model.") and "vision" not in name for name in checkpoint.tensor_names())
+    assert (checkpoint.config.eos_token_ids, checkpoint.config.tie_word_embeddings) == ((2, 3), True)
+    token_ids = torch.randint(0, 88, (30,)).tolist()
+    with torch.inference_mode():
+        expected = model(input_ids=torch.tensor([token_ids])).logits[0]
+    logits = Sequences(build(tmp_path), 1, 64).feed(token_ids)
+    torch.testing.assert_close(logits, expected, rtol=0.0, atol=1e-4)

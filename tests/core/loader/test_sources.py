@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import huggingface_hub
 import pytest
+from huggingface_hub import constants
 
+from tests.fake_hub import FakeHub
 from tokenloom.errors import ModelError
 from tokenloom.loader.sources import CACHE_VARIABLE, DEFAULT_MODEL, model_cache_dir, resolve_model
 from tokenloom.loader.weights_digest import DigestRecord
@@ -112,45 +114,63 @@ def test_revision_belongs_to_hub_sources_only(tmp_path: Path) -> None:
     assert "only hf: sources have revisions" in refusal("default", revision="main")
 
 
-def test_hub_source_asks_for_safe_files_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: dict[str, Any] = {}
-
-    def snapshot(name: str, **options: Any) -> str:
-        asked.update(options, name=name)
-        return str(tmp_path)
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
-    assert resolve_model("hf:org/name", revision="v1", progress=False) == tmp_path
-    assert (asked["name"], asked["revision"]) == ("org/name", "v1")
-    assert "*.safetensors" in asked["allow_patterns"]
-    assert not any(word in pattern for pattern in asked["allow_patterns"] for word in ("bin", "pt", "py"))
-
-
-def test_hub_source_offline_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def unreachable(name: str, **options: Any) -> str:
-        raise huggingface_hub.errors.LocalEntryNotFoundError("no connection")
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", unreachable)
-    message = refusal("hf:org/name", revision="v1")
-    for part in ("hf:org/name at revision 'v1'", "no connection", "without a network"):
-        assert part in message
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
+    """A hub that the library takes for the real one, and an empty cache."""
+    for name in ("HF_TOKEN", "TOKENLOOM_OFFLINE", "HF_HUB_OFFLINE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    with FakeHub() as hub:
+        monkeypatch.setattr(constants, "ENDPOINT", hub.url)
+        monkeypatch.setattr(
+            constants, "HUGGINGFACE_CO_URL_TEMPLATE", hub.url + "/{repo_id}/resolve/{revision}/{filename}"
+        )
+        yield hub
 
 
-@pytest.mark.parametrize("progress", [True, False])
-def test_hub_progress_setting_is_restored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, progress: bool) -> None:
-    from huggingface_hub.utils.tqdm import are_progress_bars_disabled
+def test_hub_source_is_fetched_into_the_librarys_cache(hub: FakeHub, tmp_path: Path) -> None:
+    hub.add("org/name", {"m.gguf": b"old"}, "v1")
+    hub.add("org/name", {"m.gguf": b"new"})
+    for source, revision, content in [
+        ("hf:org/name", None, b"new"),
+        ("hf:org/name", "v1", b"old"),
+        ("hf:org/name@v1", "v1", b"old"),
+        ("hf:org/name#m.gguf", "v1", b"old"),
+        ("hf:org/name@v1#m.gguf", None, b"old"),
+    ]:
+        path = resolve_model(source, revision=revision, progress=False)
+        assert path.read_bytes() == content, source
+        assert path.is_relative_to(tmp_path / "hub")
 
-    seen: list[bool] = []
 
-    def snapshot(name: str, **options: Any) -> str:
-        seen.append(are_progress_bars_disabled())
-        return str(tmp_path)
+def test_two_different_revisions_are_refused(hub: FakeHub) -> None:
+    message = refusal("hf:org/name@v1", revision="v2")
+    assert "'v1'" in message
+    assert "'v2'" in message
+    assert hub.requests == []
 
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
-    before = are_progress_bars_disabled()
-    resolve_model("hf:org/name", progress=progress)
-    assert seen == [before if progress else True]
-    assert are_progress_bars_disabled() == before
+
+def test_verify_reaches_hub_sources(hub: FakeHub) -> None:
+    hub.add("org/name", {"m.gguf": b"content"})
+    hub.corrupt = {"m.gguf"}
+    resolve_model("hf:org/name", progress=False)
+    assert "is damaged" in refusal("hf:org/name", progress=False, verify=True)
+
+
+@pytest.mark.parametrize("variable", ["TOKENLOOM_OFFLINE", "HF_HUB_OFFLINE"])
+def test_offline_mode_holds_for_every_source(
+    cached: Path, hub: FakeHub, monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    monkeypatch.setenv(variable, "1")
+    monkeypatch.setattr("tokenloom.loader.pypi_source.find_installer", lambda: pytest.fail("it looks for an installer"))
+    assert resolve_model("pypi:some-model==1.0#m.gguf") == cached
+    assert resolve_model(str(cached)) == cached
+    for source in ("pypi:some-model==2.0#m.gguf", "hf:org/name"):
+        message = refusal(source)
+        assert f"{variable}=1 switches the network off" in message
+        assert f"'tokenloom models pull {source}'" in message
+    assert hub.requests == []
 
 
 @pytest.mark.parametrize("name", ["", "a/b/c", "a b", "../x"])

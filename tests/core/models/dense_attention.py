@@ -88,11 +88,18 @@ class DenseAttention(AttentionBackend):
 class Sequences:
     """Runs a model over a few sequences and keeps their KV, so that tests can feed them chunk by chunk."""
 
-    def __init__(self, model: CausalLM, num_sequences: int, max_len: int, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self,
+        model: CausalLM,
+        num_sequences: int,
+        max_len: int,
+        dtype: torch.dtype = torch.float32,
+        attention: AttentionBackend | None = None,
+    ) -> None:
         self.model = model
         self._max_len = max_len
         self._lens = [0] * num_sequences
-        self._attention = DenseAttention(model.config, dtype)
+        self._attention = attention or DenseAttention(model.config, dtype)
         spec = self._attention.kv_cache_spec(num_sequences * max_len)
         self.kv = [
             [torch.full(shape, torch.nan, dtype=kind) for shape, kind in zip(spec.shapes, spec.dtypes)]
@@ -111,18 +118,23 @@ class Sequences:
             self._lens[row] += counts[row]
         seq_lens = [self._lens[row] for row in rows]
         table = torch.stack([torch.arange(self._max_len) + row * self._max_len for row in rows] or [torch.zeros(1)])
-        batch = AttentionBatch(
-            cu_seqlens_q=starts,
-            seq_lens=torch.tensor(seq_lens, dtype=torch.int32),
-            positions=positions,
-            block_table=table.int(),
-            slot_mapping=positions + offsets,
-            tree_mask=None,
-            query_lens_cpu=[counts[row] for row in rows],
-            seq_lens_cpu=seq_lens,
+        windows = {layer.group_id: layer.window for layer in self.model.attention_layers()}
+        metadata = tuple(
+            self._attention.prepare(
+                AttentionBatch(
+                    cu_seqlens_q=starts,
+                    seq_lens=torch.tensor(seq_lens, dtype=torch.int32),
+                    positions=positions,
+                    block_table=table.int(),
+                    slot_mapping=positions + offsets,
+                    tree_mask=None,
+                    query_lens_cpu=[counts[row] for row in rows],
+                    seq_lens_cpu=seq_lens,
+                    window=windows.get(group_id),
+                )
+            )
+            for group_id in range(1 + max(windows, default=0))
         )
-        num_groups = 1 + max((layer.group_id for layer in self.model.attention_layers()), default=0)
-        metadata = tuple(self._attention.prepare(batch) for _ in range(num_groups))
         return ForwardContext(positions, self._attention, metadata, self.kv, capture_layers)
 
     def feed(self, *token_ids: Sequence[int]) -> torch.Tensor:

@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 import torch
 
+from tests.core.models.building import NoQuantizer, build
 from tests.core.models.dense_attention import Sequences
 from tests.core.models.llama_formulas import reference_logits
 from tests.tiny_model import write_tiny_llama
-from tokenloom.interfaces.quant import EmbeddingWeights, LayerSpec, LinearWeights, Quantizer
 from tokenloom.loader.checkpoint import open_checkpoint
 from tokenloom.models.causal_lm import CausalLM
+from tokenloom.models.decoder import Decoder
+from tokenloom.models.decoder_layer import PreNormLayer
 from tokenloom.models.layers import LayerFactory
-from tokenloom.models.llama import LlamaForCausalLM
-from tokenloom.models.registry import build_model
 from tokenloom.models.skip_list import SkipList
 from tokenloom.models.weight_loading import ignore_progress
 from tokenloom.ops.table import build_op_table
@@ -46,35 +46,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
 PROMPT = [int(token) for token in torch.randint(0, 256, (97,), generator=torch.Generator().manual_seed(3))]
 
 
-class _NoQuantizer(Quantizer):
-    def covers(self, spec: LayerSpec) -> bool:
-        return False
-
-    def create_linear(self, spec: LayerSpec) -> LinearWeights:
-        raise AssertionError(spec.name)
-
-    def create_embedding(self, spec: LayerSpec) -> EmbeddingWeights:
-        raise AssertionError(spec.name)
-
-    @property
-    def fingerprint(self) -> str:
-        return "none"
-
-
-def build(folder: Path, dtype: torch.dtype = torch.float32, **options: Any) -> CausalLM:
-    checkpoint = open_checkpoint(folder)
-    model = build_model(
-        checkpoint,
-        quantizer=_NoQuantizer(),
-        dtype=dtype,
-        device=torch.device("cpu"),
-        parallel=ParallelContext(),
-        **options,
-    )
-    checkpoint.close()
-    return model
-
-
 def transformers_logits(folder: Path, token_ids: list[int], dtype: torch.dtype = torch.float32) -> torch.Tensor:
     from transformers.models.llama.modeling_llama import LlamaForCausalLM
 
@@ -88,8 +59,8 @@ def build_variant(folder: Path, **changes: Any) -> CausalLM:
     """The model with fields of its config replaced that a Llama checkpoint has no keys for."""
     checkpoint = open_checkpoint(folder)
     cpu = torch.device("cpu")
-    factory = LayerFactory(_NoQuantizer(), SkipList(), torch.float32, cpu, ParallelContext(), build_op_table(cpu))
-    model = LlamaForCausalLM(dataclasses.replace(checkpoint.config, **changes), factory)
+    factory = LayerFactory(NoQuantizer(), SkipList(), torch.float32, cpu, ParallelContext(), build_op_table(cpu))
+    model = Decoder(dataclasses.replace(checkpoint.config, **changes), factory, PreNormLayer)
     model.load_weights(checkpoint, ignore_progress)
     return model
 

@@ -9,8 +9,8 @@ from typing import Any, NoReturn
 
 import torch
 
+from tokenloom.checkpoint.tokenizer_source import TokenizerSource
 from tokenloom.errors import ModelError, did_you_mean
-from tokenloom.loader.tokenizer_source import TokenizerSource
 from tokenloom.model_config import ModelConfig
 
 __all__ = ["Checkpoint"]

@@ -15,7 +15,7 @@ class TokenizerSource:
     """A tokenizer as it stands in the checkpoint, not yet built.
 
     Attributes:
-        kind: "gguf" (everything is in `metadata`) or "hf" (tokenizer.json and tokenizer_config.json under `path`).
+        kind: "gguf" (everything is in `metadata`) or "hf" (a vocabulary and tokenizer_config.json under `path`).
         path: the .gguf file, or the Hugging Face folder; error messages name it.
         metadata: the GGUF metadata with its full keys (`tokenizer.ggml.tokens`, ...); empty for "hf".
         chat_template: the Jinja source of the default chat template, or None where the checkpoint has none.

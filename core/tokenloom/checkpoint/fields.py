@@ -31,6 +31,19 @@ class Fields:
     def has(self, key: str) -> bool:
         return self._values.get(key) is not None
 
+    def is_null(self, key: str) -> bool:
+        """Whether the key is there and its value is null, where that is not the same as leaving it out."""
+        return key in self._values and self._values[key] is None
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Every key whose value is not null, in file order."""
+        return tuple(key for key, value in self._values.items() if value is not None)
+
+    def raw(self, key: str) -> Any:
+        """The value as it stands in the file; None where the key is absent."""
+        return self._values.get(key)
+
     def integer(self, key: str, default: int | None = None, *, minimum: int = 1, maximum: int = _MAX_INTEGER) -> int:
         value = self._get(key, default)
         if not isinstance(value, int) or isinstance(value, bool) or not minimum <= value <= maximum:
@@ -54,6 +67,15 @@ class Fields:
         if not isinstance(value, bool):
             self._refuse(key, "true or false", value)
         return value
+
+    def numbers(self, key: str) -> tuple[float, ...]:
+        """A list of numbers; empty where the key is absent."""
+        values = self._list(key, "a list of numbers", int | float)
+        return tuple(float(value) for value in values)
+
+    def texts(self, key: str) -> tuple[str, ...]:
+        """A list of strings; empty where the key is absent."""
+        return tuple(self._list(key, "a list of strings", str))
 
     def group(self, key: str) -> Fields | None:
         """A nested mapping, or None where the key is absent."""
@@ -82,6 +104,17 @@ class Fields:
                 )
             value = value[0]
         return Fields({key: value}, self.path).integer(key)
+
+    def _list(self, key: str, expected: str, kind: Any) -> list[Any]:
+        values = self._values.get(key)
+        if values is None:
+            return []
+        is_right = isinstance(values, list) and all(
+            isinstance(value, kind) and not isinstance(value, bool) for value in values
+        )
+        if not is_right:
+            self._refuse(key, expected, values)
+        return list(values)
 
     def _get(self, key: str, default: Any) -> Any:
         value = self._values.get(key)

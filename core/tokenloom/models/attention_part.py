@@ -1,0 +1,89 @@
+"""The attention part of a decoder layer: projections, query and key norms, rotary embedding, attention."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import final
+
+import torch
+
+from tokenloom.interfaces.attention import AttentionLayer
+from tokenloom.model_config import ModelConfig
+from tokenloom.models.causal_lm import ForwardContext
+from tokenloom.models.layers import LayerFactory, Linear
+from tokenloom.models.rotary_cache import Rotation
+
+__all__ = ["AttentionPart"]
+
+
+@final
+class AttentionPart:
+    """Grouped-query attention of one layer, without the norms around it.
+
+    Args:
+        config: of the model.
+        factory: makes the layers.
+        index: the decoder layer's number.
+        group_id: the KV group that it belongs to.
+        name: full name in the checkpoint; what the projections' names begin with.
+    """
+
+    def __init__(self, config: ModelConfig, factory: LayerFactory, index: int, group_id: int, name: str) -> None:
+        self.facts = AttentionLayer(
+            layer_index=index,
+            group_id=group_id,
+            softmax_scale=config.head_dim**-0.5 if config.softmax_scale is None else config.softmax_scale,
+            window=config.windows[index],
+            soft_cap=config.attn_soft_cap,
+        )
+        self._rotary = factory.ops.rotary
+        self._head_dim = config.head_dim
+        self._num_heads = config.num_heads
+        self._num_rotated = config.num_heads + config.num_kv_heads  # queries and keys
+        self._num_all = self._num_rotated + config.num_kv_heads
+        self._qkv = _qkv_projection(config, factory, name)
+        self._qk_norm = (
+            factory.head_norms(name, config.head_dim, config.num_heads, config.rms_norm_eps, offset=config.norm_offset)
+            if config.has_qk_norm
+            else None
+        )
+        self._output = factory.linear(
+            f"{name}.o_proj",
+            config.num_heads * config.head_dim,
+            {"o_proj": config.hidden_size},
+            has_bias=config.output_bias,
+            axis="input",
+        )
+
+    def __call__(
+        self, x: torch.Tensor, rotation: Rotation | None, kv: Sequence[torch.Tensor], context: ForwardContext
+    ) -> torch.Tensor:
+        """Attends, after writing the K and V of this step's tokens.
+
+        Args:
+            x: [T, H], normed.
+            rotation: of this step's positions; None in a layer without rotary embedding.
+            kv: this layer's cache tensors; mutated.
+            context: of this forward pass.
+
+        Returns:
+            [T, H].
+        """
+        num_heads, num_rotated = self._num_heads, self._num_rotated
+        heads = self._qkv.apply(x).view(x.shape[0], self._num_all, self._head_dim)  # [T, Hq + 2 * Hkv, D]
+        turned = heads[:, :num_rotated]  # [T, Hq + Hkv, D]
+        if self._qk_norm is not None:
+            turned = self._qk_norm(turned)
+        if rotation is not None:
+            turned = self._rotary(turned, rotation.cos, rotation.signed_sin)
+        metadata = context.metadata[self.facts.group_id]
+        context.attention.write_kv(kv, turned[:, num_heads:], heads[:, num_rotated:], metadata)
+        attended = context.attention.forward(turned[:, :num_heads], kv, self.facts, metadata)  # [T, Hq, D]
+        return self._output.apply(attended.flatten(1))
+
+
+def _qkv_projection(config: ModelConfig, factory: LayerFactory, name: str) -> Linear:
+    q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    split = {"q_proj": q_size, "k_proj": kv_size, "v_proj": kv_size}
+    shards = {"qkv_proj": q_size + 2 * kv_size} if config.is_qkv_fused else split
+    return factory.linear(f"{name}.qkv_proj", config.hidden_size, shards, has_bias=config.qkv_bias, axis="output")
