@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from tokenloom.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
+    from tokenloom.interfaces.contract import PluginChoice
     from tokenloom.interfaces.logits import LogitsConstraint
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "StepPlan",
     "StepResult",
     "TokenLogprobs",
+    "draft_paths",
     "tree_depths",
 ]
 
@@ -66,6 +68,8 @@ class NewRow:
         num_prompt_tokens: how many of them are the prompt.
         params, seed, choice_index: for sampling; noise depends on (seed, choice_index, output position) alone.
         forbidden_stop_ids: token ids masked until min_tokens outputs exist.
+        bad_words: token id sequences that must not appear.
+        processors: logits processors with this request's settings, in order.
         constraint: in its initial state, or None. The executor forks it, and moves its own cursor only.
     """
 
@@ -75,6 +79,8 @@ class NewRow:
     seed: int
     choice_index: int
     forbidden_stop_ids: tuple[int, ...] = ()
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    processors: tuple[PluginChoice, ...] = ()
     constraint: LogitsConstraint | None = None
 
 
@@ -109,6 +115,8 @@ class RowPlan:
         block_updates: per KV group, how the request's block table changes before this step.
         samples: whether the last real token is among the new ones, so that the step yields tokens.
         max_drafts: most drafts to propose for the next step; 0 proposes none.
+        prompt_logprob_slots: (first, end), slots of this step behind each of which stands a token of the prompt whose
+            logprobs are wanted: tokens first + 1 .. end. None when first == end.
         new: set when the executor does not know the request.
     """
 
@@ -120,6 +128,7 @@ class RowPlan:
     samples: bool
     max_drafts: int = 0
     draft_parents: tuple[int, ...] = ()
+    prompt_logprob_slots: tuple[int, int] = (0, 0)
     new: NewRow | None = None
 
 
@@ -129,6 +138,15 @@ def tree_depths(parents: Sequence[int]) -> list[int]:
     for parent in parents:
         depths.append(1 if parent < 0 else depths[parent] + 1)
     return depths
+
+
+def draft_paths(row: RowPlan) -> list[tuple[int, ...]]:
+    """Per logits row of a request, the drafts that it lies behind: none for the first, then each draft's own path."""
+    parents = row.draft_parents or range(-1, len(row.draft_token_ids) - 1)
+    paths: list[tuple[int, ...]] = [()]
+    for token_id, parent in zip(row.draft_token_ids, parents, strict=True):
+        paths.append((*paths[parent + 1], token_id))
+    return paths
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,10 +165,10 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Log-probabilities at one output position, of the model's raw distribution (natural log).
+    """Log-probabilities at one position, of the model's raw distribution (natural log).
 
     Attributes:
-        token_id: the token emitted.
+        token_id: the token emitted, or the prompt's.
         logprob: its log-probability.
         top: (token_id, logprob) of the most probable tokens, best first.
     """
@@ -171,6 +189,7 @@ class RowResult:
         next_draft_token_ids: proposals for the next step.
         next_draft_parents: as in `RowPlan.draft_parents`.
         logprobs: one per token emitted, if asked for.
+        prompt_logprobs: one for each of the row's `prompt_logprob_slots`.
         error: set when this request alone failed (e.g. its logits were NaN); the others are not hurt.
     """
 
@@ -180,6 +199,7 @@ class RowResult:
     next_draft_token_ids: tuple[int, ...] = ()
     next_draft_parents: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     error: str | None = None
 
 

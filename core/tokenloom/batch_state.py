@@ -5,16 +5,20 @@ Arrays are allocated once; a step changes only what its plan says. Rows are slot
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import final
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from tokenloom.batch import NewRow, RowPlan
+from tokenloom.batch import NewRow, RowPlan, draft_paths
 from tokenloom.interfaces.logits import LogitsConstraint
+from tokenloom.interfaces.logits_processor import LogitsRow
 from tokenloom.sampling.batch import SamplingBatch, SamplingRow
+from tokenloom.sampling.history import RowHistory, TokenHistory
+from tokenloom.sampling.processors import ProcessorTable, RowProcessors, StepProcessors, settings_of
 
 __all__ = ["BatchState"]
 
@@ -52,6 +56,11 @@ class BatchState:
         self._constraints: dict[str, LogitsConstraint] = {}
         self._sampling: SamplingBatch | None = None
         self._sampling_rows: dict[str, int] = {}
+        self._settings: dict[str, SamplingRow] = {}
+        # Only requests whose options depend on the tokens so far are in here.
+        self._histories: dict[int, TokenHistory] = {}
+        self._processed: set[str] = set()
+        self._processors = ProcessorTable(vocab_size, device)
 
     def row(self, request_id: str) -> int:
         """The row of a known request."""
@@ -82,7 +91,10 @@ class BatchState:
                 table[row, : num_blocks[row]] = 0
                 num_blocks[row] = 0
             del self._new[request_id]
+            del self._settings[request_id]
             self._constraints.pop(request_id, None)
+            self._histories.pop(row, None)
+            self._processed.discard(request_id)
             self._free_rows.append(row)
             self._sampling = None
 
@@ -105,18 +117,51 @@ class BatchState:
         kept = token_ids[: self.token_ids.shape[1] - start]
         self.token_ids[row, start : start + len(kept)] = kept
         self.num_tokens[row] = start + len(kept)
+        history = self._histories.get(row)
+        if history is not None:
+            history.append(kept)
 
-    def sampling(self, request_ids: Sequence[str], num_rows: Sequence[int], offsets: Sequence[int]) -> SamplingBatch:
+    def sampling(
+        self,
+        request_ids: Sequence[str],
+        num_rows: Sequence[int],
+        offsets: Sequence[int],
+        plans: Mapping[str, RowPlan] = MappingProxyType({}),
+    ) -> SamplingBatch:
         """The sampling settings of this step's logits rows.
 
         Args:
             request_ids: requests that sample, in batch order.
             num_rows: per request, its logits rows: 1 + drafts.
             offsets: per logits row, how far ahead of the next output position it lies.
+            plans: by request id; says which drafts the rows lie behind.
         """
+        batch = self._fixed_sampling(request_ids, num_rows, offsets)
+        if not self._histories and not self._processed:
+            return batch
+        histories: list[RowHistory] = []
+        processors: list[RowProcessors] = []
+        first = 0
+        for request_id, count in zip(request_ids, num_rows, strict=True):
+            history = self._histories.get(self._rows[request_id])
+            is_processed = request_id in self._processed
+            if history is not None or is_processed:
+                paths = draft_paths(plans[request_id]) if count > 1 else [()]
+                assert len(paths) == count, f"{request_id}: {len(paths)} paths for {count} rows"
+                if history is not None:
+                    histories += [RowHistory(first + i, history, path) for i, path in enumerate(paths)]
+                if is_processed:
+                    processors += [self._row_processors(request_id, first + i, path) for i, path in enumerate(paths)]
+            first += count
+        return batch.with_tokens(histories, StepProcessors.build(self._processors, processors))
+
+    def _fixed_sampling(
+        self, request_ids: Sequence[str], num_rows: Sequence[int], offsets: Sequence[int]
+    ) -> SamplingBatch:
+        """What of a step's sampling settings does not depend on the tokens so far."""
         if self._sampling is None:
             self._sampling_rows = {request_id: index for index, request_id in enumerate(self._rows)}
-            rows = [self._sampling_row(request_id) for request_id in self._rows]
+            rows = [self._settings[request_id] for request_id in self._rows]
             self._sampling = SamplingBatch.build(rows, self._vocab_size, self._device)
         base = self._sampling
         positions = [self._output_position(request_id) for request_id in self._rows]
@@ -133,6 +178,7 @@ class BatchState:
         self.token_ids[row, : len(new.token_ids)] = new.token_ids
         self.num_tokens[row] = len(new.token_ids)
         self._sampling = None
+        self._join_sampling(request_id, row, new)
         if new.constraint is not None:
             cursor = self._constraints[request_id] = new.constraint.fork()
             for token_id in new.token_ids[new.num_prompt_tokens :]:
@@ -142,7 +188,26 @@ class BatchState:
     def _output_position(self, request_id: str) -> int:
         return int(self.num_tokens[self._rows[request_id]]) - self._new[request_id].num_prompt_tokens
 
-    def _sampling_row(self, request_id: str) -> SamplingRow:
-        new = self._new[request_id]
-        position = self._output_position(request_id)
-        return SamplingRow(new.params, new.seed, new.choice_index, position, new.forbidden_stop_ids)
+    def _join_sampling(self, request_id: str, row: int, new: NewRow) -> None:
+        """Prepares what is fixed as long as the request stays, and the history of its tokens if it needs one."""
+        self._settings[request_id] = SamplingRow(
+            new.params,
+            new.seed,
+            new.choice_index,
+            len(new.token_ids) - new.num_prompt_tokens,
+            new.forbidden_stop_ids,
+            tuple(word[0] for word in new.bad_words if len(word) == 1),
+        )
+        long_words = [word for word in new.bad_words if len(word) > 1]
+        if new.params.has_penalties or long_words:
+            self._histories[row] = TokenHistory(new.params, new.token_ids, new.num_prompt_tokens, long_words)
+        if new.processors:
+            self._processed.add(request_id)
+
+    def _row_processors(self, request_id: str, logits_row: int, path: Sequence[int]) -> RowProcessors:
+        new, token_ids = self._new[request_id], self.tokens(request_id)
+        if path:
+            token_ids = np.concatenate([token_ids, np.array(path, np.int32)])
+            token_ids.flags.writeable = False
+        infos = (LogitsRow(token_ids, new.num_prompt_tokens, settings_of(choice)) for choice in new.processors)
+        return RowProcessors(logits_row, tuple(zip(new.processors, infos, strict=True)))

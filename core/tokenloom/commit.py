@@ -14,12 +14,16 @@ __all__ = ["Committed", "commit_row", "make_output"]
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """What one row added to its request: tokens after truncation, their logprobs, and why the request ended, if so."""
+    """What one row added to its request: tokens after truncation, their logprobs, and why the request ended, if so.
+
+    `prompt_logprobs` holds those of the whole prompt, with the first tokens of a request that wants them.
+    """
 
     token_ids: list[int]
     logprobs: tuple[TokenLogprobs, ...]
     finish_reason: FinishReason | None = None
     stop_reason: int | None = None
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
 
 
 def commit_row(request: Request, row: RowPlan, result: RowResult) -> Committed:
@@ -38,6 +42,8 @@ def commit_row(request: Request, row: RowPlan, result: RowResult) -> Committed:
     if result.error is not None:
         request.error = result.error
         return Committed([], (), FinishReason.ERROR)
+    request.prompt_logprobs += result.prompt_logprobs
+    is_first = not request.output_token_ids and bool(result.token_ids)
     kept, reason, stop_id = _scan(request, result.token_ids)
     request.output_token_ids.extend(kept)
     request.num_computed_tokens = min(frontier - num_rejected, request.num_tokens)
@@ -46,7 +52,17 @@ def commit_row(request: Request, row: RowPlan, result: RowResult) -> Committed:
         room = max(0, request.max_total_tokens - request.num_tokens - 1)
         request.draft_token_ids = list(result.next_draft_token_ids[:room])
         request.draft_parents = list(result.next_draft_parents[:room])
-    return Committed(kept, result.logprobs[: len(kept)], reason, stop_id)
+    prompt_logprobs = _all_prompt_logprobs(request) if is_first else None
+    return Committed(kept, result.logprobs[: len(kept)], reason, stop_id, prompt_logprobs)
+
+
+def _all_prompt_logprobs(request: Request) -> tuple[TokenLogprobs | None, ...] | None:
+    """Those of every token of the prompt, None for the first; None for a request that does not have them."""
+    if request.params.prompt_logprobs is None or request.choice_index > 0:
+        return None
+    missing = request.num_missing_prompt_logprobs
+    assert missing == 0, f"{request.request_id}: {missing} prompt logprobs are missing at its first token"
+    return (None, *request.prompt_logprobs)
 
 
 def _scan(request: Request, token_ids: Sequence[int]) -> tuple[list[int], FinishReason | None, int | None]:
@@ -76,4 +92,5 @@ def make_output(request: Request, committed: Committed, landed_s: float) -> Engi
             request.first_token_time_s,
             request.finish_time_s,
         ),
+        prompt_logprobs=committed.prompt_logprobs,
     )

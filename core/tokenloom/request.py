@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Protocol
 from tokenloom.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
+    from tokenloom.batch import TokenLogprobs
+    from tokenloom.interfaces.contract import PluginChoice
     from tokenloom.interfaces.logits import LogitsConstraint
 
 __all__ = ["FinishReason", "Request", "RequestStatus", "RequestView"]
@@ -145,6 +147,10 @@ class Request:
     retention_priority: int = 0
     retention_ttl_s: float | None = None
     constraint: LogitsConstraint | None = None
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    """Token id sequences that must not appear; what `params.bad_words` is in tokens."""
+    logits_processors: tuple[PluginChoice, ...] = ()
+    """What `params.logits_processors` names, validated, in order."""
 
     # ---- progress ----
     status: RequestStatus = RequestStatus.WAITING
@@ -165,6 +171,15 @@ class Request:
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     error: str | None = None
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    """Of the prompt's tokens from the second on, as far as they are known."""
+
+    @property
+    def num_missing_prompt_logprobs(self) -> int:
+        """Tokens of the prompt whose logprobs are still to come; of several choices, the first computes them."""
+        if self.params.prompt_logprobs is None or self.choice_index > 0:
+            return 0
+        return len(self.prompt_token_ids) - 1 - len(self.prompt_logprobs)
 
     @property
     def num_prompt_tokens(self) -> int:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
 from tokenloom.clock import Clock
-from tokenloom.errors import RequestError
 from tokenloom.feasibility import RequestLimits
+from tokenloom.interfaces.contract import PluginChoice
 from tokenloom.interfaces.logits import LogitsConstraint
+from tokenloom.plugins import Registry, default_registry
 from tokenloom.request import Request
+from tokenloom.request_options import check_token_options, choose_processors
 from tokenloom.sampling_params import SamplingParams
 
 __all__ = ["RequestFactory", "RequestTraits"]
@@ -34,7 +37,16 @@ class RequestTraits:
 class RequestFactory:
     """Makes requests for one engine. Ids are unique within it."""
 
-    def __init__(self, limits: RequestLimits, eos_token_ids: tuple[int, ...], engine_seed: int, clock: Clock) -> None:
+    def __init__(
+        self,
+        limits: RequestLimits,
+        eos_token_ids: tuple[int, ...],
+        engine_seed: int,
+        clock: Clock,
+        registry: Registry | None = None,
+    ) -> None:
+        """`registry` is where logits processors are looked up; the installed plugins by default."""
+        self._registry = registry
         self._limits = limits
         self._eos_token_ids = eos_token_ids
         self._engine_seed = engine_seed
@@ -42,23 +54,30 @@ class RequestFactory:
         self._next_number = 0
 
     def make(
-        self, prompt_token_ids: list[int], params: SamplingParams, traits: RequestTraits | None = None
+        self,
+        prompt_token_ids: list[int],
+        params: SamplingParams,
+        traits: RequestTraits | None = None,
+        bad_words: Sequence[Sequence[int]] = (),
     ) -> list[Request]:
         """One request for each of `params.n` choices. They share prompt and seed; their noise differs by choice index.
 
+        Args:
+            prompt_token_ids: what the model sees.
+            params: how to sample.
+            traits: what policies may know.
+            bad_words: token sequences that must not appear: what `params.bad_words` is in tokens.
+
         Raises:
-            RequestError: a stop token id is outside the vocabulary.
+            RequestError: an option names a token id outside the vocabulary or a plugin that does not exist, or the
+                options together leave no token to choose.
         """
-        for token_id in params.stop_token_ids:
-            if token_id >= self._limits.vocab_size:
-                raise RequestError(
-                    f"stop_token_ids: {token_id} is not in the model's vocabulary 0..{self._limits.vocab_size - 1}",
-                    "stop_token_ids",
-                )
+        stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else set(self._eos_token_ids))
+        check_token_options(params, stop_ids, bad_words, self._limits.vocab_size)
+        processors = self._processors(params)
         number = self._next_number
         self._next_number += 1
         traits = traits or RequestTraits()
-        stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else set(self._eos_token_ids))
         max_total = self._limits.max_total_tokens
         if params.max_tokens is not None:
             max_total = min(max_total, len(prompt_token_ids) + params.max_tokens)
@@ -75,15 +94,22 @@ class RequestFactory:
                 priority=traits.priority,
                 tenant=traits.tenant,
                 cache_salt=traits.cache_salt,
-                stop_token_ids=frozenset(stop_ids),
+                stop_token_ids=stop_ids,
                 ttft_slo_s=traits.ttft_slo_s,
                 tpot_slo_s=traits.tpot_slo_s,
                 retention_priority=traits.retention_priority,
                 retention_ttl_s=traits.retention_ttl_s,
                 constraint=traits.constraint,
+                bad_words=tuple(tuple(word) for word in bad_words),
+                logits_processors=processors,
             )
             for index in range(params.n)
         ]
+
+    def _processors(self, params: SamplingParams) -> tuple[PluginChoice, ...]:
+        if not params.logits_processors:
+            return ()
+        return choose_processors(params.logits_processors, self._registry or default_registry())
 
     def _seed(self, number: int) -> int:
         """A seed for the number-th request of an engine: the same for equal engine seeds, whatever else runs."""

@@ -64,12 +64,15 @@ class RequestOutput:
         prompt_token_ids: what the model saw.
         outputs: n choices, by index.
         num_cached_tokens: prompt tokens of the first choice that came from the prefix cache.
+        prompt_logprobs: one for each token of the prompt, None for the first, which nothing comes before; None if they
+            were not asked for, or the request failed before its first token.
     """
 
     prompt: str | None
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
     num_cached_tokens: int
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from tokenloom.batch import BlockTableUpdate, NewRow, RowPlan
 from tokenloom.kv.manager import KVManager
 from tokenloom.request import Request
 
-__all__ = ["build_row"]
+__all__ = ["build_row", "prompt_logprob_slots"]
 
 
 def build_row(request: Request, num_tokens: int, kv: KVManager, *, is_new: bool, max_drafts: int) -> RowPlan:
@@ -20,6 +20,7 @@ def build_row(request: Request, num_tokens: int, kv: KVManager, *, is_new: bool,
         max_drafts: most drafts to propose after the step, if it samples.
     """
     start = request.num_computed_tokens
+    wants_logprobs = request.params.prompt_logprobs is not None
     num_own = request.num_tokens - start
     num_drafts = max(0, num_tokens - num_own)
     samples = num_tokens >= num_own
@@ -39,11 +40,21 @@ def build_row(request: Request, num_tokens: int, kv: KVManager, *, is_new: bool,
         num_scheduled_tokens=num_tokens,
         draft_token_ids=tuple(request.draft_token_ids[:num_drafts]),
         draft_parents=tuple(request.draft_parents[:num_drafts]),
+        prompt_logprob_slots=prompt_logprob_slots(request, start, start + num_tokens) if wants_logprobs else (0, 0),
         block_updates=updates,
         samples=samples,
         max_drafts=max_drafts if samples else 0,
         new=_new_row(request) if is_new else None,
     )
+
+
+def prompt_logprob_slots(request: Request, start: int, end: int) -> tuple[int, int]:
+    """Slots in [start, end) behind which stand prompt tokens whose logprobs are wanted and not known yet."""
+    if request.num_missing_prompt_logprobs == 0:
+        return (0, 0)
+    first = len(request.prompt_logprobs)  # the token at first + 1 is the next one
+    assert start <= first, f"{request.request_id}: step starts at {start}, logprobs are known up to slot {first}"
+    return (first, max(first, min(end, request.num_prompt_tokens - 1)))
 
 
 def _new_row(request: Request) -> NewRow:
@@ -54,5 +65,7 @@ def _new_row(request: Request) -> NewRow:
         seed=request.seed,
         choice_index=request.choice_index,
         forbidden_stop_ids=tuple(sorted(request.stop_token_ids)),
+        bad_words=request.bad_words,
+        processors=request.logits_processors,
         constraint=request.constraint,
     )

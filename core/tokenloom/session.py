@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import final
 
+from tokenloom.batch import TokenLogprobs
 from tokenloom.engine import Engine
 from tokenloom.interrupts import deferred_interrupt
 from tokenloom.request import Request
@@ -46,6 +47,11 @@ class Choice:
             error=last.error,
             metrics=self.metrics(),
         )
+
+    def prompt_logprobs(self) -> list[TokenLogprobs | None] | None:
+        """Of the whole prompt, once its first tokens are there; None for choices that do not compute them."""
+        found = [delta.output.prompt_logprobs for delta in self.deltas if delta.output.prompt_logprobs is not None]
+        return list(found[0]) if found else None
 
     def metrics(self) -> RequestMetrics:
         """Times so far."""
@@ -145,6 +151,11 @@ class TextStream(Iterator[StreamDelta]):
     def num_cached_tokens(self) -> int:
         """Prompt tokens of the first choice that came from the prefix cache."""
         return self._requests[0].num_cached_tokens
+
+    @property
+    def prompt_logprobs(self) -> list[TokenLogprobs | None] | None:
+        """As in `RequestOutput`; there from the first choice's first piece on."""
+        return self._choices[0].prompt_logprobs()
 
     def __iter__(self) -> TextStream:
         return self

@@ -157,9 +157,10 @@ def test_stop_tokens_are_forbidden_until_min_tokens_are_out() -> None:
     params = SamplingParams(temperature=0.0, min_tokens=2, max_tokens=9)
     join(state, "a", [1, 2], params=params, forbidden_stop_ids=(7, 9))
     edits = state.sampling(["a"], [3], [0, 1, 2]).edits
-    assert edits.token_ids.tolist() == [[7, 9]] * 3
-    assert edits.until.tolist() == [[2, 2]] * 3
-    assert torch.isneginf(edits.values).all()
+    assert edits is not None
+    assert edits.forbidden is not None
+    assert edits.forbidden.index.tolist() == [7, 9, 57, 59, 107, 109]
+    assert edits.forbidden.numbers.tolist() == [2] * 6
 
 
 # ---- constraints ----

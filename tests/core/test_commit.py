@@ -6,10 +6,10 @@ from itertools import product
 
 import pytest
 
-from tests.core.stub_model import stub_request
 from tokenloom.batch import RowPlan, RowResult, TokenLogprobs
 from tokenloom.commit import commit_row
 from tokenloom.request import FinishReason, Request
+from tokenloom.testing.stub_model import stub_request
 
 STOP = 99
 

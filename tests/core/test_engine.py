@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from tests.core.engine_harness import ChosenDrafts, EngineHarness, build_fcfs, oracle_drafts
 from tokenloom.batch import SchedulePlan
 from tokenloom.errors import EngineDeadError, RequestError
 from tokenloom.interfaces.scheduler import Ledger, Scheduler, SchedulerContext, SchedulerView
@@ -16,6 +15,7 @@ from tokenloom.interfaces.scheduler_events import (
     StepLanded,
 )
 from tokenloom.request import FinishReason, RequestStatus
+from tokenloom.testing.engine_harness import ChosenDrafts, EngineHarness, build_fcfs, oracle_drafts
 
 
 def test_one_request_yields_what_the_model_says() -> None:

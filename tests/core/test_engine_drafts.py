@@ -7,11 +7,11 @@ from itertools import product
 
 import pytest
 
-from tests.core.engine_harness import ChosenDrafts, EngineHarness, oracle_drafts
-from tests.core.stub_executor import Drafts
-from tests.core.stub_model import StubModel, full_group, stub_request
 from tokenloom.interfaces.spec_decode import VerifiedDrafts
 from tokenloom.request import FinishReason
+from tokenloom.testing.engine_harness import ChosenDrafts, EngineHarness, oracle_drafts
+from tokenloom.testing.stub_executor import Drafts
+from tokenloom.testing.stub_model import StubModel, full_group, stub_request
 
 K = 5
 

@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.core.engine_harness import ChosenDrafts, EngineHarness, build_fcfs, oracle_drafts
 from tokenloom.batch import Preemption, RowPlan, RowResult, SchedulePlan, StepPlan, StepResult
 from tokenloom.errors import EngineDeadError, PluginContractError
 from tokenloom.interfaces.executor import StepHandle
 from tokenloom.interfaces.scheduler import Ledger, Scheduler, SchedulerContext, SchedulerView
 from tokenloom.interfaces.scheduler_events import RequestPreempted, SchedulerEvent
 from tokenloom.request import FinishReason, Request, RequestView
+from tokenloom.testing.engine_harness import ChosenDrafts, EngineHarness, build_fcfs, oracle_drafts
 
 MakePlan = Callable[[SchedulerView, Ledger], SchedulePlan]
 

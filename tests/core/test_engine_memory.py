@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from tests.core.engine_harness import ChosenDrafts, EngineHarness, PreemptAt, build_fcfs, oracle_drafts
-from tests.core.stub_executor import Drafts
-from tests.core.stub_model import StubModel, full_group
 from tokenloom.errors import RequestError
 from tokenloom.interfaces.executor import KVGroupSpec
 from tokenloom.interfaces.scheduler import Scheduler, SchedulerContext
 from tokenloom.request import FinishReason
+from tokenloom.testing.engine_harness import ChosenDrafts, EngineHarness, PreemptAt, build_fcfs, oracle_drafts
+from tokenloom.testing.stub_executor import Drafts
+from tokenloom.testing.stub_model import StubModel, full_group
 
 BLOCK = 4
 LAYOUTS: dict[str, tuple[KVGroupSpec, ...]] = {

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from tests.core.engine_harness import ChosenDrafts, EngineHarness, build_fcfs, oracle_drafts
 from tests.core.test_engine_failures import DeafScheduler, misbehaving_harness
 from tests.core.test_engine_reservations import ReservingCache
 from tokenloom.batch import SchedulePlan
@@ -16,6 +15,7 @@ from tokenloom.errors import EngineBusyError, EngineDeadError, PluginContractErr
 from tokenloom.interfaces.cache import BlockKey, CacheContext, Reservation
 from tokenloom.interfaces.scheduler import Ledger, Scheduler, SchedulerContext, SchedulerView
 from tokenloom.interfaces.scheduler_events import SchedulerEvent
+from tokenloom.testing.engine_harness import ChosenDrafts, EngineHarness, build_fcfs, oracle_drafts
 
 
 @pytest.mark.parametrize(

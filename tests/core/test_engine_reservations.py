@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable, Sequence
 
 import pytest
 
-from tests.core.engine_harness import EngineHarness, build_prefix_cache
-from tests.core.stub_model import full_group
 from tokenloom.errors import PluginContractError, RequestError
 from tokenloom.interfaces.cache import BlockKey, CacheContext, EvictionPolicy, PrefixCache, Reservation
 from tokenloom.request import RequestView
+from tokenloom.testing.engine_harness import EngineHarness, build_prefix_cache
+from tokenloom.testing.stub_model import full_group
 
 Reserve = Callable[[RequestView], Reservation]
 

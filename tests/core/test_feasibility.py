@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.core.stub_model import stub_request
 from tokenloom.errors import RequestError
 from tokenloom.feasibility import RequestLimits, check_feasible
+from tokenloom.testing.stub_model import stub_request
 
 LIMITS = RequestLimits(max_model_len=20, max_kv_tokens=12, vocab_size=50)
 

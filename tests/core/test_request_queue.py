@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.core.stub_model import stub_request
 from tokenloom.request_queue import RequestQueue
+from tokenloom.testing.stub_model import stub_request
 
 
 def queue_of(*names: str) -> RequestQueue:

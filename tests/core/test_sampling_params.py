@@ -9,10 +9,29 @@ from typing import Any
 import pytest
 
 from tokenloom.errors import RequestError, TokenloomError
-from tokenloom.sampling_params import MAX_LOGPROBS, MAX_NUM_CHOICES, MAX_TEMPERATURE, SamplingParams
+from tokenloom.sampling_params import (
+    MAX_LOGIT_BIAS,
+    MAX_LOGPROBS,
+    MAX_NUM_CHOICES,
+    MAX_PENALTY,
+    MAX_REPETITION_PENALTY,
+    MAX_TEMPERATURE,
+    MIN_REPETITION_PENALTY,
+    SamplingParams,
+)
 
-NUMBERS = ["temperature", "top_k", "top_p", "min_p", "seed", "n", "max_tokens", "min_tokens", "logprobs"]
+INTEGERS = ["top_k", "seed", "n", "max_tokens", "min_tokens", "logprobs", "prompt_logprobs"]
+FLOATS = ["temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"]
+NUMBERS = INTEGERS + FLOATS
 FLAGS = ["include_stop_str_in_output", "ignore_eos", "skip_special_tokens"]
+LISTS = ["stop", "bad_words", "stop_token_ids", "allowed_token_ids", "logit_bias", "logits_processors"]
+MAY_BE_NONE = ["seed", "max_tokens", "logprobs", "prompt_logprobs"]
+WILD: list[Any] = [
+    *(math.nan, math.inf, -math.inf, -1, 0, 1, 2, -2.5, 2**31, 2**63, -(2**63) - 1, 1e308, 10**400, 10**5000),
+    *("1", "", True, False, None, b"1", 1j, object(), set(), range(3)),
+    *([], {}, (), [1], [None], [True], [1.5], ["a"], [""], [2**63], [math.nan], [[1]], {1: 2}, {"a": 1}, {1: None}),
+    *({1: math.nan}, {1: 10**400}, {-1: 1}, {True: 1}, {1.5: 1}, {"a": {}}, {"": {}}, {"a": {1: 2}}, {"a": [1]}),
+]
 
 
 def made(name: str, value: Any) -> SamplingParams:
@@ -27,6 +46,12 @@ def test_defaults_are_the_documented_ones() -> None:
         "top_k": -1,
         "top_p": 1.0,
         "min_p": 0.0,
+        "repetition_penalty": 1.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "logit_bias": {},
+        "allowed_token_ids": None,
+        "bad_words": (),
         "seed": None,
         "n": 1,
         "max_tokens": 16,
@@ -36,6 +61,8 @@ def test_defaults_are_the_documented_ones() -> None:
         "include_stop_str_in_output": False,
         "ignore_eos": False,
         "logprobs": None,
+        "prompt_logprobs": None,
+        "logits_processors": {},
         "skip_special_tokens": True,
     }
 
@@ -45,8 +72,8 @@ def test_defaults_are_the_documented_ones() -> None:
     "value", [math.nan, math.inf, -math.inf, True, False, "1", [], {}, (1,), 1e308, -2, 2**63, -(2**63) - 1, 10**400]
 )
 def test_wild_value_is_refused_with_field_value_and_advice(name: str, value: Any) -> None:
-    if name == "seed" and value == -2:
-        assert SamplingParams(seed=value).seed == -2
+    if value == -2 and name in ("seed", "presence_penalty", "frequency_penalty"):
+        assert getattr(made(name, value), name) == -2
         return
     with pytest.raises(RequestError) as refusal:
         made(name, value)
@@ -57,19 +84,33 @@ def test_wild_value_is_refused_with_field_value_and_advice(name: str, value: Any
     assert "; try " in message
 
 
-@pytest.mark.parametrize("name", [name for name in NUMBERS if name not in ("seed", "max_tokens", "logprobs")] + FLAGS)
+@pytest.mark.parametrize("name", NUMBERS + FLAGS + LISTS)
+@pytest.mark.parametrize("value", WILD, ids=lambda value: type(value).__name__)
+def test_every_value_is_accepted_or_refused_by_name(name: str, value: Any) -> None:
+    try:
+        outcome: SamplingParams | RequestError = made(name, value)
+    except RequestError as refusal:
+        outcome = refusal
+    if isinstance(outcome, RequestError):
+        assert outcome.param == name
+        assert str(outcome).startswith(name)
+    else:
+        assert made(name, getattr(outcome, name)) == outcome, "a stored value is not accepted again"
+
+
+@pytest.mark.parametrize("name", [name for name in NUMBERS if name not in MAY_BE_NONE] + FLAGS)
 def test_none_is_refused_where_it_has_no_meaning(name: str) -> None:
     with pytest.raises(RequestError) as refusal:
         made(name, None)
     assert refusal.value.param == name
 
 
-@pytest.mark.parametrize("name", ["seed", "max_tokens", "logprobs"])
+@pytest.mark.parametrize("name", MAY_BE_NONE)
 def test_none_is_accepted_where_it_has_a_meaning(name: str) -> None:
     assert getattr(made(name, None), name) is None
 
 
-@pytest.mark.parametrize("name", ["top_k", "seed", "n", "max_tokens", "min_tokens", "logprobs"])
+@pytest.mark.parametrize("name", INTEGERS)
 def test_float_is_refused_where_an_integer_belongs(name: str) -> None:
     with pytest.raises(RequestError, match="an integer from"):
         made(name, 1.0)
@@ -95,6 +136,16 @@ def test_flag_accepts_only_bools(name: str, value: Any) -> None:
         ("max_tokens", [1, 2**31 - 1], [0, -1, 2**31]),
         ("min_tokens", [0, 16], [-1, 17]),
         ("logprobs", [0, MAX_LOGPROBS], [-1, MAX_LOGPROBS + 1]),
+        ("prompt_logprobs", [0, MAX_LOGPROBS], [-1, MAX_LOGPROBS + 1]),
+        (
+            "repetition_penalty",
+            [MIN_REPETITION_PENALTY, 0.5, 1, 2, MAX_REPETITION_PENALTY],
+            [0, 0.0, -1.0, 1e-7, MAX_REPETITION_PENALTY * 1.01],
+        ),
+        ("presence_penalty", [-MAX_PENALTY, 0, MAX_PENALTY], [-2.0001, 2.0001]),
+        ("frequency_penalty", [-MAX_PENALTY, 0, MAX_PENALTY], [-2.0001, 2.0001]),
+        ("logit_bias", [{0: -MAX_LOGIT_BIAS}, {2**31 - 1: MAX_LOGIT_BIAS}], [{0: 100.01}, {0: -100.01}, {2**31: 1}]),
+        ("allowed_token_ids", [[0], (2**31 - 1,)], [[], (), [-1], [2**31], [0, True]]),
     ],
 )
 def test_ends_of_each_range(name: str, legal: list[Any], illegal: list[Any]) -> None:
@@ -107,8 +158,8 @@ def test_ends_of_each_range(name: str, legal: list[Any], illegal: list[Any]) -> 
 
 
 def test_floats_may_be_given_as_integers_and_are_stored_as_floats() -> None:
-    params = SamplingParams(temperature=2, top_p=1, min_p=1)
-    assert [type(value) for value in (params.temperature, params.top_p, params.min_p)] == [float, float, float]
+    assert {type(getattr(made(name, 1), name)) for name in FLOATS} == {float}
+    assert type(SamplingParams(logit_bias={0: 1}).logit_bias[0]) is float
 
 
 def test_top_k_zero_is_stored_as_off() -> None:
@@ -127,11 +178,40 @@ def test_stop_is_stored_as_a_tuple(given: Any) -> None:
     assert SamplingParams(stop=given).stop == ("END",)
 
 
+@pytest.mark.parametrize("name", ["stop", "bad_words"])
 @pytest.mark.parametrize("given", ["", [""], ["a", ""], [1], [None], {"a"}, 3, None, b"a"])
-def test_stop_refuses_what_is_no_string(given: Any) -> None:
+def test_stop_and_bad_words_refuse_what_is_no_string(name: str, given: Any) -> None:
     with pytest.raises(RequestError) as refusal:
-        SamplingParams(stop=given)
-    assert refusal.value.param == "stop"
+        made(name, given)
+    assert refusal.value.param == name
+
+
+@pytest.mark.parametrize("given", ["foo", ["foo"], ("foo",)])
+def test_bad_words_are_stored_as_a_tuple(given: Any) -> None:
+    assert SamplingParams(bad_words=given).bad_words == ("foo",)
+
+
+def test_dictionaries_are_copied_and_none_is_an_empty_one() -> None:
+    biases, processors = {3: 1}, {"no_repeat_ngram": {"size": 3}, "other": None}
+    params = made("logit_bias", biases).with_changes(logits_processors=processors)
+    biases[4], processors["no_repeat_ngram"] = 5, {"size": 4}
+    assert params.logit_bias == {3: 1.0}
+    assert params.logits_processors == {"no_repeat_ngram": {"size": 3}, "other": {}}
+    assert made("logit_bias", None) == made("logits_processors", None) == SamplingParams()
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, False),
+        ({"repetition_penalty": 1.1}, True),
+        ({"presence_penalty": -0.1}, True),
+        ({"frequency_penalty": 0.1}, True),
+        ({"logit_bias": {1: 2.0}, "bad_words": "x"}, False),
+    ],
+)
+def test_has_penalties(changes: dict[str, Any], expected: bool) -> None:
+    assert SamplingParams(**changes).has_penalties is expected
 
 
 def test_stop_token_ids_are_stored_as_a_tuple() -> None:
@@ -175,6 +255,8 @@ def test_params_are_frozen_and_hashable() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         params.n = 2  # type: ignore[misc]
     assert hash(params) == hash(SamplingParams(stop="a", stop_token_ids=(1,)))
+    biased = [SamplingParams(logit_bias={1: bias}, logits_processors={"a": {"b": [bias]}}) for bias in (2.0, 3.0)]
+    assert len({*biased, *biased}) == 2
 
 
 def test_refusal_is_both_ours_and_a_value_error() -> None:

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from tests.core.engine_harness import ChosenDrafts, EngineHarness, PreemptAt, build_fcfs, oracle_drafts
-from tests.core.stub_model import full_group
 from tokenloom.batch import BlockTableUpdate, NewRow, RowPlan, StepPlan
 from tokenloom.batch_state import BatchState
 from tokenloom.interfaces.executor import StepHandle
 from tokenloom.sampling_params import SamplingParams
 from tokenloom.step_inputs import StepInputs, StepInputsBuilder
+from tokenloom.testing.engine_harness import ChosenDrafts, EngineHarness, PreemptAt, build_fcfs, oracle_drafts
+from tokenloom.testing.stub_model import full_group
 
 CPU = torch.device("cpu")
 BLOCK = 4
@@ -182,7 +182,7 @@ def test_inputs_of_random_traffic_follow_the_stub(monkeypatch: pytest.MonkeyPatc
             end = start + row.num_scheduled_tokens
             tokens += [*known.tokens[start : end - len(row.draft_token_ids)], *row.draft_token_ids]
             for group, batch in enumerate(inputs.attention):
-                slots[group] += [executor._slot(known, group, position) for position in range(start, end)]
+                slots[group] += [executor.memory.slot(known, group, position) for position in range(start, end)]
                 num_blocks = -(-end // BLOCK)
                 assert batch.block_table[index, :num_blocks].tolist() == known.tables[group][:num_blocks]
         assert inputs.token_ids.tolist() == tokens

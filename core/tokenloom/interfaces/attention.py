@@ -191,8 +191,8 @@ class AttentionBackend(ABC):
         never written (beyond a sequence, or in the null block) may hold NaN and must not reach the result.
 
         Args:
-            query: [T, Hq, D]; only the last dimension is sure to be contiguous.
-            kv: this layer's cache tensors.
+            query: [T, Hq, D]; only the last dimension is sure to be contiguous. Not changed.
+            kv: this layer's cache tensors; not changed.
             layer: scale, window and soft cap.
             metadata: this step's, from `prepare`.
 
@@ -221,8 +221,8 @@ class AttentionBackend(ABC):
             block_ids: int64 [n].
 
         Returns:
-            One tensor per stored quantity, each [n, BS, Hkv, ...] contiguous: (K, V) for plain caches, scales after
-            them for quantized ones. `import_blocks` of this restores the blocks bit for bit.
+            One new tensor per stored quantity, each [n, BS, Hkv, ...] contiguous: (K, V) for plain caches, scales
+            after them for quantized ones. `import_blocks` of this restores the blocks bit for bit.
         """
 
     @abstractmethod

@@ -18,6 +18,7 @@ from pydantic_core import core_schema
 __all__ = [
     "CONTRACT_VERSIONS",
     "KINDS",
+    "REQUEST_KINDS",
     "SUB_KINDS",
     "Capabilities",
     "ContractVersion",
@@ -36,14 +37,18 @@ CONTRACT_VERSIONS: Mapping[str, ContractVersion] = {
     "scheduler.victim": (1, 0),
     "cache": (1, 0),
     "cache.eviction": (1, 0),
-    "spec_decode": (1, 0),
+    "spec_decode": (1, 1),
     "spec_decode.policy": (1, 0),
     "quant": (1, 0),
     "executor": (1, 0),
+    "logits_processor": (1, 0),
 }
 """The contract version that this core speaks, for each kind. The same numbers stand in the interface modules' docs."""
 
-KINDS: tuple[str, ...] = tuple(kind for kind in CONTRACT_VERSIONS if "." not in kind)
+REQUEST_KINDS: tuple[str, ...] = ("logits_processor",)
+"""Kinds that each request chooses for itself, as many as it likes; no group of the engine's config has them."""
+
+KINDS: tuple[str, ...] = tuple(kind for kind in CONTRACT_VERSIONS if "." not in kind and kind not in REQUEST_KINDS)
 """Kinds that an engine has exactly one plugin of, in the order in which they are shown."""
 
 SUB_KINDS: tuple[str, ...] = tuple(kind for kind in CONTRACT_VERSIONS if "." in kind)
@@ -138,7 +143,7 @@ class PluginInfo:
     """One line that declares a plugin; returned from the hook `tokenloom_plugins`.
 
     Attributes:
-        kind: one of `KINDS` or `SUB_KINDS`.
+        kind: one of `KINDS`, `SUB_KINDS` or `REQUEST_KINDS`.
         name: the word a user writes, e.g. `scheduler=fcfs`; lower case, digits and underscores.
         config: where the `PluginConfig` subclass lives, as "module:Class"; imported only when the plugin is used.
         contract: the contract version that the plugin was written for.

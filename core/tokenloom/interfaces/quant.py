@@ -106,7 +106,8 @@ class LinearWeights(ABC):
         Args:
             shard: name of the shard.
             parameter: the tensor's last name part: "weight", "bias", or a format's own ("qweight", "scales").
-            tensor: as in the checkpoint; [N of the shard, K] for "weight".
+            tensor: as in the checkpoint; [N of the shard, K] for "weight". Not changed; a quantizer's storage keeps
+                nothing of its memory after `finalize`.
         """
 
     @abstractmethod
@@ -118,7 +119,8 @@ class LinearWeights(ABC):
         """Multiplies.
 
         Args:
-            x: [M, K of this rank], activation dtype; M may be 0.
+            x: [M, K of this rank], activation dtype; M may be 0. Only the last dimension is sure to be contiguous.
+                Not changed.
 
         Returns:
             [M, N of this rank], activation dtype: x @ W.T (+ bias), W being the dequantized weights. Rounding of
@@ -156,7 +158,10 @@ class Quantizer(ABC):
 
     @abstractmethod
     def covers(self, spec: LayerSpec) -> bool:
-        """Whether this quantizer stores the layer; the core stores the others as they are (dense)."""
+        """Whether this quantizer stores the layer; the core stores the others as they are (dense).
+
+        Depends on the layer alone, not on what was asked before nor on `QuantConfig.skip`, which the core applies.
+        """
 
     @abstractmethod
     def create_linear(self, spec: LayerSpec) -> LinearWeights:

@@ -1,9 +1,16 @@
-"""Contracts `spec_decode` 1.0 (proposes tokens) and `spec_decode.policy` 1.0 (decides how many).
+"""Contracts `spec_decode` 1.1 (proposes tokens) and `spec_decode.policy` 1.0 (decides how many).
 
 A drafter guesses the next tokens of each sequence; the core verifies them with the target model in the next step, keeps
 what the target would have said anyway, and rolls back the rest. A wrong guess costs time, never correctness.
 
 Words: B requests that draft, k the most drafts of any of them, V the target's vocabulary.
+
+Flag in the capabilities of drafters and policies: "shared_statistics", what earlier requests have taught it enters its
+answers for later ones.
+
+Changes of `spec_decode`:
+    1.1  `DraftBatch.sampling`, for drafters that sample; `SpecDecodeConfig.verifier`, which every Config inherits.
+         Drafters written for 1.0 run as they are.
 """
 
 from __future__ import annotations
@@ -11,14 +18,17 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from pydantic import Field
 
 from tokenloom.interfaces.contract import CONTRACT_VERSIONS, PluginChoice, PluginConfig
 from tokenloom.parallel import ParallelContext
 from tokenloom.request import RequestView
+from tokenloom.sampling_params import SamplingParams
 
 __all__ = [
     "CONTRACT_VERSION",
@@ -28,16 +38,21 @@ __all__ = [
     "DraftPolicy",
     "DraftPolicyConfig",
     "DraftPolicyContext",
+    "DraftSampling",
     "Drafter",
     "DrafterContext",
     "DrafterNeeds",
     "Proposal",
     "SpecDecodeConfig",
     "VerifiedDrafts",
+    "Verifier",
 ]
 
 CONTRACT_VERSION = CONTRACT_VERSIONS["spec_decode"]
 POLICY_CONTRACT_VERSION = CONTRACT_VERSIONS["spec_decode.policy"]
+
+Verifier = Literal["position_noise", "rejection"]
+"""How drafts of requests that sample are verified, see `SpecDecodeConfig.verifier`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +122,26 @@ class DrafterNeeds:
 
 
 @dataclass(frozen=True, slots=True)
+class DraftSampling:
+    """How one request samples, for drafters that draw their drafts instead of taking the most likely token.
+
+    `tokenloom.sampling.DraftSampler` draws with the noise that the target will use at the same positions, which makes
+    the two agree as often as they can.
+
+    Attributes:
+        params: what the user asked for. A drafter may honour it in part, or not at all.
+        seed, choice: key of the request's noise.
+        position: index in the output of the token that a first draft stands for; a draft at depth d, counted from 0,
+            stands for position + d.
+    """
+
+    params: SamplingParams
+    seed: int
+    choice: int
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
 class DraftBatch:
     """The requests to draft for, after this step's verification. Only verified tokens are in here.
 
@@ -119,12 +154,14 @@ class DraftBatch:
             prompt that is not computed to its end, the whole prompt.
         num_prompt_tokens: per request.
         max_drafts: per request, most drafts (tree nodes) that make sense; 0 asks for none.
-        chain_only: per request, whether a tree is illegal (its logits constraint moves along one path).
+        chain_only: per request, whether a tree is illegal (its logits constraint moves along one path, the attention
+            backend cannot mask a tree, or drafts are verified by rejection sampling).
         first_positions: per request, the position of its first new verified token of this step: where the drafter's own
             frontier stands if it saw every row so far.
         hidden_states: per layer of `DrafterNeeds.hidden_layers`, [R, hidden_size]: one row for each new verified token
             of this step, in sequence order, requests after one another.
         cu_hidden: int64 [B + 1], host: request b's rows of hidden_states are cu_hidden[b]..cu_hidden[b + 1] - 1.
+        sampling: per request, how it samples.
     """
 
     request_ids: Sequence[str]
@@ -135,6 +172,7 @@ class DraftBatch:
     first_positions: Sequence[int] = ()
     hidden_states: Mapping[int, torch.Tensor] = field(default_factory=dict)
     cu_hidden: npt.NDArray[np.int64] | None = None
+    sampling: Sequence[DraftSampling] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,8 +183,10 @@ class Proposal:
         token_ids: at most max_drafts ids, each in 0..V-1. A chain, or tree nodes in an order where parents come first
             (so that any prefix of the list is a tree); siblings have distinct tokens.
         parents: for a tree, per node the index of its parent, -1 for a child of the last verified token; () is a chain.
-        probs: [len(token_ids), V] fp32, the distribution each token was *drawn* from; None when the drafts were chosen
-            deterministically (then they count as one-hot, whatever the drafter's own softmax was).
+        probs: fp32 [len(token_ids), V] on the target's device, the distribution each token was *drawn* from, given the
+            drafts before it; None when the drafts were chosen deterministically (then they count as one-hot, whatever
+            the drafter's own softmax was). Drafts must not be left out because of what was drawn. The core keeps the
+            tensor until the drafts are verified. Only `verifier=rejection` reads it.
     """
 
     token_ids: tuple[int, ...] = ()
@@ -155,7 +195,22 @@ class Proposal:
 
 
 class SpecDecodeConfig(PluginConfig):
-    """Base of spec_decode Configs. `build` takes a `DrafterContext`."""
+    """Base of spec_decode Configs. `build` takes a `DrafterContext`.
+
+    `verifier` is the core's own key, the same for every drafter. Both verifiers yield what the target alone would, in
+    distribution; greedy requests yield its very tokens under both.
+
+    - position_noise: the target samples every position with that position's own noise, and a draft stays if it equals
+      the sample. A seed's tokens depend on nothing but the logits. Takes chains and trees.
+    - rejection: a draft d drawn from q stays with probability min(1, p(d) / q(d)), else max(p - q, 0) is sampled. Of
+      drafts with `Proposal.probs` it keeps as many as can be kept; but a seed's tokens depend on the drafts, with
+      engine.deterministic=true as well. Takes chains only, so every request is marked `chain_only`.
+    """
+
+    verifier: Verifier = Field(
+        default="position_noise",
+        description="Judge of sampled drafts: position_noise (seeds hold) or rejection (classical, chains only).",
+    )
 
     def draft_policy(self) -> PluginChoice | None:
         """The chosen `spec_decode.policy`: the Config's field `policy`. None means that nothing is ever drafted."""

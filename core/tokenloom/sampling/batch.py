@@ -7,21 +7,24 @@ when some requests do not sample or have several rows to verify.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import final
 
 import torch
 from torch import Tensor
 
+from tokenloom.sampling.edits import LogitEdits, RowEdits, row_edits
+from tokenloom.sampling.history import HistoryEdits, RowHistory, history_edits
+from tokenloom.sampling.processors import StepProcessors
 from tokenloom.sampling_params import SamplingParams
 
-__all__ = ["LogitEdits", "RowGroups", "RowTraits", "SamplingBatch", "SamplingRow"]
+__all__ = ["RowGroups", "RowTraits", "SamplingBatch", "SamplingRow"]
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class SamplingRow:
-    """How one request samples.
+    """How one request samples. May be kept for as long as it runs.
 
     Attributes:
         params: what the user asked for.
@@ -29,6 +32,8 @@ class SamplingRow:
         choice: index of the choice within the request.
         position: output index of the token to sample: the number of output tokens so far.
         forbidden_stop_ids: token ids that cannot be chosen while position < params.min_tokens.
+        bad_token_ids: token ids that cannot be chosen at all (bad words of one token).
+        edits: what these and the params change in logits, or None.
     """
 
     params: SamplingParams
@@ -36,28 +41,12 @@ class SamplingRow:
     choice: int = 0
     position: int = 0
     forbidden_stop_ids: tuple[int, ...] = ()
+    bad_token_ids: tuple[int, ...] = ()
+    edits: RowEdits | None = field(init=False)
 
-
-@final
-@dataclass(frozen=True, slots=True)
-class LogitEdits:
-    """Numbers added to single logits before sampling: -inf forbids a token, a finite number biases it.
-
-    Dense with E entries a row, so that rows can be gathered on the device; unused entries add 0 to token 0.
-
-    Attributes:
-        token_ids: int64 [R, E].
-        values: fp32 [R, E], added to the logit.
-        until: int64 [R, E], the edit holds while the row's position is below this.
-    """
-
-    token_ids: Tensor
-    values: Tensor
-    until: Tensor
-
-    @property
-    def is_empty(self) -> bool:
-        return self.token_ids.shape[1] == 0
+    def __post_init__(self) -> None:
+        stop_ids = self.forbidden_stop_ids if self.params.min_tokens > self.position else ()
+        object.__setattr__(self, "edits", row_edits(self.params, stop_ids, self.bad_token_ids))
 
 
 @final
@@ -113,7 +102,9 @@ class SamplingBatch:
         seeds: int64 [R], the 64 bits of each seed.
         choice: int64 [R].
         position: int64 [R], output index of the token that the row samples.
-        edits: additions to single logits.
+        edits: changes of single logits that the settings fix; None if there are none.
+        history: changes that depend on the tokens so far, of this step alone; None if there are none.
+        processors: calls of logits processors, of this step alone; None if there are none.
         traits: R host copies of what selects a path.
         groups: rows by path.
     """
@@ -126,9 +117,11 @@ class SamplingBatch:
     seeds: Tensor
     choice: Tensor
     position: Tensor
-    edits: LogitEdits
+    edits: LogitEdits | None
     traits: tuple[RowTraits, ...]
     groups: RowGroups
+    history: HistoryEdits | None = None
+    processors: StepProcessors | None = None
 
     @classmethod
     def build(cls, rows: Sequence[SamplingRow], vocab_size: int, device: torch.device | str = "cpu") -> SamplingBatch:
@@ -144,14 +137,14 @@ class SamplingBatch:
 
         return cls(
             vocab_size=vocab_size,
-            temperature=column([1.0 if p.is_greedy else p.temperature for p in params], torch.float32),
+            temperature=column([1.0 if t.is_greedy else p.temperature for p, t in zip(params, traits)], torch.float32),
             top_k=vector([trait.top_k for trait in traits]).unsqueeze(1),
             top_p=column([p.top_p for p in params], torch.float32),
             min_p=column([p.min_p for p in params], torch.float32),
             seeds=vector([row.seed for row in rows]),
             choice=vector([row.choice for row in rows]),
             position=vector([row.position for row in rows]),
-            edits=_edits(rows, vocab_size, device),
+            edits=LogitEdits.build([row.edits for row in rows], vocab_size, device),
             traits=traits,
             groups=_groups(traits, device),
         )
@@ -171,6 +164,8 @@ class SamplingBatch:
             A batch of len(rows) rows. Its tensors are copies.
         """
         assert len(rows) == len(offsets), f"{len(rows)} rows but {len(offsets)} offsets"
+        has_tokens = self.history is not None or self.processors is not None
+        assert not (has_tokens and any(offsets)), "rows that know their tokens cannot be moved ahead"
         device = self.seeds.device
         index = torch.tensor(rows, dtype=torch.int64, device=device)  # [len(rows)]
         ahead = torch.tensor(offsets, dtype=torch.int64, device=device)  # [len(rows)]
@@ -184,10 +179,30 @@ class SamplingBatch:
             seeds=self.seeds[index],
             choice=self.choice[index],
             position=self.position[index] + ahead,
-            edits=LogitEdits(self.edits.token_ids[index], self.edits.values[index], self.edits.until[index]),
+            edits=None if self.edits is None else self.edits.select(rows, self.vocab_size),
             traits=traits,
             groups=_groups(traits, device),
+            history=None if self.history is None else self.history.select(rows, self.vocab_size),
+            processors=None if self.processors is None else self.processors.select(rows),
         )
+
+    def with_tokens(
+        self, histories: Sequence[RowHistory] = (), processors: StepProcessors | None = None
+    ) -> SamplingBatch:
+        """This batch with what depends on the tokens so far; shares its tensors.
+
+        Args:
+            histories: of the rows whose requests use penalties or bad words of several tokens.
+            processors: what logits processors do in this step.
+        """
+        return replace(
+            self, history=history_edits(histories, self.vocab_size, self.seeds.device), processors=processors
+        )
+
+    @property
+    def changes_logits(self) -> bool:
+        """Whether any row's logits are changed before temperature."""
+        return self.edits is not None or self.history is not None or self.processors is not None
 
     def noise_keys(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """(seeds, choice, position) of some rows, int64 each: the first arguments of the functions in `noise`."""
@@ -223,22 +238,4 @@ def _groups(traits: Sequence[RowTraits], device: torch.device | str) -> RowGroup
         max_top_k=max((traits[row].top_k for row in ranked), default=0),
         logprob_rows=tuple(num_logprobs),
         num_logprobs=tuple(num_logprobs.values()),
-    )
-
-
-def _edits(rows: Sequence[SamplingRow], vocab_size: int, device: torch.device | str) -> LogitEdits:
-    forbidden = [row.forbidden_stop_ids if row.params.min_tokens > row.position else () for row in rows]
-    for ids in forbidden:
-        assert all(0 <= token_id < vocab_size for token_id in ids), f"stop ids {ids} outside 0..{vocab_size - 1}"
-    width = max((len(ids) for ids in forbidden), default=0)
-    token_ids = [[*ids, *[0] * (width - len(ids))] for ids in forbidden]
-    until = [
-        [row.params.min_tokens] * len(ids) + [0] * (width - len(ids)) for row, ids in zip(rows, forbidden, strict=True)
-    ]
-    values = [[float("-inf")] * len(ids) + [0.0] * (width - len(ids)) for ids in forbidden]
-    shape = (len(rows), width)
-    return LogitEdits(
-        token_ids=torch.tensor(token_ids, dtype=torch.int64, device=device).view(shape),  # [R, E]
-        values=torch.tensor(values, dtype=torch.float32, device=device).view(shape),  # [R, E]
-        until=torch.tensor(until, dtype=torch.int64, device=device).view(shape),  # [R, E]
     )

@@ -1,10 +1,11 @@
-"""Log-probabilities of sampled tokens and of the most likely ones, from the model's own distribution.
+"""Log-probabilities of sampled and given tokens and of the most likely ones, from the model's own distribution.
 
 "Raw" values: log-softmax of the logits as the model gave them, before edits, constraints, temperature and filters.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import final
 
@@ -15,7 +16,10 @@ from tokenloom.batch import TokenLogprobs
 from tokenloom.sampling.batch import RowGroups
 from tokenloom.sampling.filtering import rank_tokens
 
-__all__ = ["SampleLogprobs", "raw_logprobs"]
+__all__ = ["SampleLogprobs", "prompt_logprobs", "raw_logprobs"]
+
+_MAX_LOGITS = 1 << 23
+"""Logits that exist at once for the tokens of a prompt: 32 MiB in fp32, and as much again for their logprobs."""
 
 
 @final
@@ -58,10 +62,41 @@ def raw_logprobs(logits: Tensor, token_ids: Tensor, groups: RowGroups) -> Sample
     if not groups.logprob_rows:
         return None
     rows = torch.tensor(groups.logprob_rows, dtype=torch.int64, device=logits.device)  # [L]
-    logprobs = logits[rows].to(torch.float32).log_softmax(dim=-1)  # [L, V]
-    ids = token_ids[rows].unsqueeze(1)  # [L, 1]
-    num_top = min(max(groups.num_logprobs), logits.shape[1])
+    ids, values = _with_top(logits[rows], token_ids[rows], max(groups.num_logprobs))
+    return SampleLogprobs(groups.logprob_rows, groups.num_logprobs, ids, values)
+
+
+def prompt_logprobs(
+    hidden: Tensor, token_ids: Tensor, num_top: int, vocab_size: int, compute_logits: Callable[[Tensor], Tensor]
+) -> tuple[TokenLogprobs, ...]:
+    """Logprobs of given tokens, each under the model's distribution at the position before it.
+
+    Logits are computed a few rows at a time, so that memory does not grow with the prompt.
+
+    Args:
+        hidden: [n, hidden_size], final hidden states of the positions before the tokens.
+        token_ids: int64 [n], on the same device.
+        num_top: how many of the most likely tokens to report beside each.
+        vocab_size: V.
+        compute_logits: the model's head, hidden states -> logits [rows, V].
+    """
+    num_rows = max(1, _MAX_LOGITS // vocab_size)
+    entries: list[TokenLogprobs] = []
+    for start in range(0, len(hidden), num_rows):
+        block = slice(start, start + num_rows)
+        ids, values = _with_top(compute_logits(hidden[block]), token_ids[block], num_top)
+        count = len(ids)
+        found = SampleLogprobs(tuple(range(count)), (num_top,) * count, ids, values)
+        entries += found.to_host().values()
+    return tuple(entries)
+
+
+def _with_top(logits: Tensor, token_ids: Tensor, num_top: int) -> tuple[Tensor, Tensor]:
+    """Ids and logprobs [L, 1 + N] of each row's token, int64 [L], and of the N most likely ones."""
+    logprobs = logits.to(torch.float32).log_softmax(dim=-1)  # [L, V]
+    ids = token_ids.unsqueeze(1)  # [L, 1]
+    num_top = min(num_top, logits.shape[1])
     if num_top > 0:
         # Log-probabilities are never above 0, as ranking demands.
-        ids = torch.cat([ids, rank_tokens(logprobs, num_top)[0]], dim=1)  # [L, 1 + num_top]
-    return SampleLogprobs(groups.logprob_rows, groups.num_logprobs, ids, logprobs.gather(1, ids))
+        ids = torch.cat([ids, rank_tokens(logprobs, num_top)[0]], dim=1)  # [L, 1 + N]
+    return ids, logprobs.gather(1, ids)

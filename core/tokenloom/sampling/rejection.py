@@ -47,8 +47,9 @@ def verify_rejection(
     p = target_probs[judge_row, draft_token_ids]  # [R - B]
     q = torch.ones_like(p) if draft_probs is None else draft_probs.gather(1, draft_token_ids.unsqueeze(1)).squeeze(1)
     coin = uniform_noise(*batch.noise_keys(judge_row), Purpose.ACCEPT)  # [R - B]
-    # A draft that its own distribution calls impossible was not drawn from it: refused.
-    is_accepted = (coin * q <= p) & (q > 0.0)
+    # Strictly: what the target excludes is never accepted, and p >= q always is (the coin is below 1). A draft that its
+    # own distribution calls impossible was not drawn from it: refused.
+    is_accepted = (coin * q < p) & (q > 0.0)
     token_ids = torch.zeros_like(layout.row)  # [R]
     token_ids[judge_row] = draft_token_ids
     verification = accept_prefix(token_ids, is_accepted, layout)
@@ -74,7 +75,9 @@ def _without_draft(
     if draft_probs is None:
         residual = probs.scatter(1, draft_token_ids[draft].unsqueeze(1), 0.0)
     else:
-        residual = (probs - draft_probs[draft]).clamp(min=0.0)
+        residual = probs - draft_probs[draft]
+        # Whatever a drafter claims (NaN, numbers below 0): no token that the target excludes.
+        residual = torch.where((residual > 0.0) & (probs > 0.0), residual, 0.0)
     # p = q up to rounding can refuse a draft and leave nothing: any distribution near p is right then.
     is_empty = residual.sum(dim=-1, keepdim=True) <= 0.0  # [B, 1]
     return torch.where(has_draft & ~is_empty, residual, probs)

@@ -1,6 +1,6 @@
 """Chooses one token for each logits row: greedy rows by argmax, all others by Gumbel-max with their position's noise.
 
-Order of operations, in fp32: edits and constraint masks, temperature, min_p, top_k, top_p, then
+Order of operations, in fp32: everything in `processing`, then temperature, min_p, top_k, top_p, then
 argmax(scores + Gumbel noise). Each row's token is the same whatever other rows stand in the batch.
 """
 
@@ -18,8 +18,9 @@ from tokenloom.sampling.constraint import AllowedTokens
 from tokenloom.sampling.filtering import Candidates, Limits, apply_min_p, ranked_candidates
 from tokenloom.sampling.logprobs import SampleLogprobs, raw_logprobs
 from tokenloom.sampling.noise import Purpose, gumbel_noise, gumbel_noise_for
+from tokenloom.sampling.processing import process_logits
 
-__all__ = ["SampleResult", "TargetProbs", "sample", "target_probs"]
+__all__ = ["SampleResult", "TargetProbs", "choice_probs", "choose_tokens", "sample", "target_probs"]
 
 _CHUNK_LOGITS = 1 << 19
 """On a CPU, rows are ranked in chunks of about this many logits: temporaries that stay in cache halve the time."""
@@ -62,7 +63,12 @@ def sample(logits: Tensor, batch: SamplingBatch, allowed: AllowedTokens | None =
         Tokens on the device of the logits. Without ties a greedy row takes the greatest logit; among equal logits (or,
         with noise, equal sums) the lowest token id.
     """
-    processed = _processed_logits(logits, batch, allowed)  # fp32 [R, V]
+    token_ids, invalid = choose_tokens(process_logits(logits, batch, allowed), batch)
+    return SampleResult(token_ids, invalid, raw_logprobs(logits, token_ids, batch.groups))
+
+
+def choose_tokens(processed: Tensor, batch: SamplingBatch) -> tuple[Tensor, Tensor]:
+    """Second half of `sample`: token ids and invalid rows from what `process_logits` made, fp32 [R, V]."""
     best = processed.max(dim=-1)
     invalid = ~best.values.isfinite()
     token_ids = best.indices  # of equal maxima torch returns the first
@@ -74,8 +80,7 @@ def sample(logits: Tensor, batch: SamplingBatch, allowed: AllowedTokens | None =
         token_ids[rows] = scores.add_(noise).argmax(dim=-1)
     for candidates in _ranked(processed, best.values, batch):
         token_ids[candidates.rows] = _choose(candidates, batch)
-    token_ids = token_ids.masked_fill(invalid, 0)
-    return SampleResult(token_ids, invalid, raw_logprobs(logits, token_ids, groups))
+    return token_ids.masked_fill(invalid, 0), invalid
 
 
 def target_probs(logits: Tensor, batch: SamplingBatch, allowed: AllowedTokens | None = None) -> TargetProbs:
@@ -83,7 +88,11 @@ def target_probs(logits: Tensor, batch: SamplingBatch, allowed: AllowedTokens | 
 
     Greedy rows are one-hot. The noise of the batch plays no part.
     """
-    processed = _processed_logits(logits, batch, allowed)  # fp32 [R, V]
+    return choice_probs(process_logits(logits, batch, allowed), batch)
+
+
+def choice_probs(processed: Tensor, batch: SamplingBatch) -> TargetProbs:
+    """Second half of `target_probs`, from what `process_logits` made, fp32 [R, V]."""
     best = processed.max(dim=-1)
     groups = batch.groups
     scores = torch.full_like(processed, float("-inf"))  # [R, V]
@@ -93,20 +102,6 @@ def target_probs(logits: Tensor, batch: SamplingBatch, allowed: AllowedTokens | 
         scores[candidates.rows.unsqueeze(1), candidates.token_ids] = candidates.scores
     invalid = ~best.values.isfinite()
     return TargetProbs(scores.softmax(dim=-1).masked_fill_(invalid.unsqueeze(1), float("nan")), invalid)
-
-
-def _processed_logits(logits: Tensor, batch: SamplingBatch, allowed: AllowedTokens | None) -> Tensor:
-    shape = (batch.num_rows, batch.vocab_size)
-    assert logits.shape == shape, f"logits of shape {tuple(logits.shape)} for a sampling batch of {shape}"
-    edits = batch.edits
-    is_changed = allowed is not None or not edits.is_empty
-    processed = logits.to(torch.float32, copy=is_changed)
-    if not edits.is_empty:
-        is_active = batch.position.unsqueeze(1) < edits.until  # [R, E]
-        processed.scatter_add_(1, edits.token_ids, edits.values.masked_fill(~is_active, 0.0))
-    if allowed is not None:
-        processed[allowed.rows] = processed[allowed.rows].masked_fill(~allowed.mask, float("-inf"))
-    return processed
 
 
 def _scores(processed: Tensor, row_max: Tensor, batch: SamplingBatch, rows: Tensor) -> Tensor:

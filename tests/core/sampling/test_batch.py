@@ -42,8 +42,11 @@ def test_tensors_hold_the_settings() -> None:
     assert batch.seeds.tolist() == [1, -2, 2**63 - 1, -(2**63)]
     assert batch.choice.tolist() == [0, 1, 0, 0]
     assert batch.position.tolist() == [0, 5, 0, 2]
-    assert batch.edits.token_ids.tolist() == [[0, 0], [0, 0], [0, 0], [3, 9]]
-    assert batch.edits.until.tolist() == [[0, 0], [0, 0], [0, 0], [4, 4]]
+    assert batch.edits is not None
+    assert batch.edits.bias is batch.edits.allowed is None
+    forbidden = batch.edits.forbidden
+    assert forbidden is not None
+    assert (forbidden.index.tolist(), forbidden.numbers.tolist()) == ([303, 309], [4, 4])
 
 
 def test_select_repeats_and_leaves_out_rows() -> None:
@@ -53,7 +56,9 @@ def test_select_repeats_and_leaves_out_rows() -> None:
     assert step.position.tolist() == [2, 3, 4, 5]
     assert step.top_k.tolist() == [[7], [7], [7], [100]]
     assert step.seeds.tolist() == [-(2**63)] * 3 + [-2]
-    assert step.edits.token_ids.tolist() == [[3, 9]] * 3 + [[0, 0]]
+    assert step.edits is not None
+    assert step.edits.forbidden is not None
+    assert step.edits.forbidden.index.tolist() == [3, 9, 103, 109, 203, 209]
     assert step.groups.ranked_rows.tolist() == [0, 1, 2]
     assert step.groups.plain_rows.tolist() == [3]
     assert step.groups.max_top_k == 7
@@ -74,7 +79,7 @@ def test_select_may_be_empty() -> None:
 
 def test_minimum_already_reached_needs_no_edit() -> None:
     row = SamplingRow(SamplingParams(min_tokens=2), seed=0, position=2, forbidden_stop_ids=(1,))
-    assert SamplingBatch.build([row], vocab_size=100).edits.is_empty
+    assert SamplingBatch.build([row], vocab_size=100).edits is None
 
 
 def test_stop_id_outside_the_vocabulary_is_our_bug() -> None:

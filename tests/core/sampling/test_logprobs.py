@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tokenloom.sampling import SamplingBatch, SamplingRow, raw_logprobs, sample
+from tokenloom.sampling.logprobs import prompt_logprobs
 from tokenloom.sampling_params import SamplingParams
 
 
@@ -69,3 +70,34 @@ def test_logprobs_of_tokens_that_verification_emitted() -> None:
 def test_nothing_is_computed_if_no_row_asks() -> None:
     batch = SamplingBatch.build([SamplingRow(SamplingParams(), 0)], 3)
     assert raw_logprobs(torch.zeros(1, 3), torch.tensor([1]), batch.groups) is None
+
+
+@pytest.mark.parametrize("num_rows", [1, 2, 7])
+@pytest.mark.parametrize("num_top", [0, 3, 20])
+def test_prompt_logprobs_are_computed_in_blocks(monkeypatch: pytest.MonkeyPatch, num_rows: int, num_top: int) -> None:
+    vocab_size, sizes = 10, list[int]()
+    monkeypatch.setattr("tokenloom.sampling.logprobs._MAX_LOGITS", num_rows * vocab_size + 3)
+    generator = torch.Generator().manual_seed(0)
+    hidden, head = torch.randn(7, 5, generator=generator), torch.randn(5, vocab_size, generator=generator)
+
+    def compute_logits(rows: torch.Tensor) -> torch.Tensor:
+        sizes.append(len(rows))
+        return rows @ head
+
+    token_ids = torch.tensor([3, 1, 4, 1, 5, 9, 2])
+    found = prompt_logprobs(hidden, token_ids, num_top, vocab_size, compute_logits)
+    assert max(sizes) == num_rows
+    assert sum(sizes) == 7
+    expected = (hidden @ head).log_softmax(dim=-1)
+    for row, entry in enumerate(found):
+        assert entry.token_id == int(token_ids[row])
+        assert entry.logprob == pytest.approx(float(expected[row, token_ids[row]]), abs=1e-5)
+        best = expected[row].topk(min(num_top, vocab_size))
+        assert [token_id for token_id, _ in entry.top] == best.indices.tolist()
+        assert [value for _, value in entry.top] == pytest.approx(best.values.tolist(), abs=1e-5)
+
+
+def test_vocabulary_above_the_limit_is_computed_row_by_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tokenloom.sampling.logprobs._MAX_LOGITS", 3)
+    found = prompt_logprobs(torch.eye(4), torch.arange(4), 1, 4, lambda rows: rows)
+    assert [entry.top[0][0] for entry in found] == [0, 1, 2, 3]

@@ -1,21 +1,20 @@
-"""Classical rejection sampling: exact in distribution for sampled and one-hot drafts, greedy rows, and broken input."""
+"""Classical rejection sampling: acceptance, greedy rows, ragged batches, broken input. See also test_distributions."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from tokenloom.sampling import SamplingBatch, SamplingRow, sample, target_probs, verify_rejection
+from tokenloom.sampling import SamplingBatch, SamplingRow, target_probs, verify_rejection
 from tokenloom.sampling.noise import Purpose, uniform_noise
 from tokenloom.sampling_params import SamplingParams
 
 VOCAB = 8
-TRIALS = 200_000
+TRIALS = 50_000
 
 
 def random_logits(seed: int) -> Tensor:
@@ -36,82 +35,8 @@ def draw(probs: Tensor, seed: int) -> Tensor:
     return (probs.cumsum(dim=-1) < u).sum(dim=-1).clamp(max=probs.shape[1] - 1)
 
 
-def first_two_tokens(target: Tensor, draft: Tensor | None, num_drafts: int, with_target_noise: bool = False) -> Tensor:
-    """Runs TRIALS requests from token 0 and returns 8 * first + second token of each.
-
-    Args:
-        target: probabilities of the target after each token, [VOCAB, VOCAB].
-        draft: those of the drafter, which draws from them; None drafts by a fixed rule.
-        num_drafts: k.
-        with_target_noise: the drafter uses the target's own noise for each position.
-    """
-    rows_each = num_drafts + 1
-    batch = keys(TRIALS, rows_each)
-    tokens = torch.zeros(TRIALS, rows_each, dtype=torch.int64)  # column 0 is the last verified token
-    for i in range(num_drafts):
-        if draft is None:
-            tokens[:, i + 1] = (tokens[:, i] * 3 + 1 + torch.arange(TRIALS)) % VOCAB
-        elif with_target_noise:
-            step = batch.select(list(range(i, TRIALS * rows_each, rows_each)), [0] * TRIALS)
-            tokens[:, i + 1] = sample(draft.log()[tokens[:, i]], step).token_ids
-        else:
-            tokens[:, i + 1] = draw(draft[tokens[:, i]], seed=100 + i)
-    result = verify_rejection(
-        target_probs=target[tokens.flatten()],
-        draft_token_ids=tokens[:, 1:].flatten(),
-        draft_probs=None if draft is None else draft[tokens[:, :-1].flatten()],
-        cu_num_rows=torch.arange(TRIALS + 1) * rows_each,
-        batch=batch,
-    )
-    emitted = result.token_ids.view(TRIALS, rows_each)
-    first = emitted[:, 0]
-    # Where the first draft was refused, the next step samples the second token.
-    second = torch.where(result.num_accepted_tokens > 0, emitted[:, 1], draw(target[first], seed=200))
-    return first * VOCAB + second
-
-
 def joint(target: Tensor) -> Tensor:
     return (target[0].unsqueeze(1) * target).flatten()
-
-
-@pytest.mark.parametrize(
-    ("drafting", "num_drafts"),
-    [("sampled", 1), ("sampled", 2), ("sampled", 3), ("sampled", 4), ("fixed", 1), ("fixed", 4), ("target_noise", 2)],
-)
-def test_first_two_tokens_are_distributed_as_the_target(
-    drafting: str, num_drafts: int, assert_distributed: Callable[[Tensor, Tensor], None]
-) -> None:
-    target = random_logits(1).softmax(dim=-1)
-    draft = None if drafting == "fixed" else random_logits(2).softmax(dim=-1)
-    outcomes = first_two_tokens(target, draft, num_drafts, with_target_noise=drafting == "target_noise")
-    assert_distributed(outcomes, joint(target))
-
-
-@pytest.mark.parametrize("changes", [{"temperature": 1.7}, {"top_k": 4}, {"top_p": 0.7, "temperature": 0.9}])
-def test_filters_on_the_target_alone_stay_exact(
-    changes: dict[str, Any], assert_distributed: Callable[[Tensor, Tensor], None]
-) -> None:
-    row = SamplingRow(SamplingParams(**changes), seed=0)
-    target = target_probs(random_logits(3), SamplingBatch.build([row] * VOCAB, VOCAB)).probs
-    outcomes = first_two_tokens(target, random_logits(4).softmax(dim=-1), num_drafts=2)
-    expected = joint(target)
-    assert bool((expected[outcomes] > 0).all())
-    cells = torch.zeros(VOCAB * VOCAB, dtype=torch.int64)
-    cells[expected > 0] = torch.arange(int((expected > 0).sum())) % 16
-    assert_distributed(cells[outcomes], torch.zeros(16).scatter_add(0, cells, expected))
-
-
-def test_wrong_draft_probabilities_are_noticed_by_this_test(
-    assert_distributed: Callable[[Tensor, Tensor], None],
-) -> None:
-    """The check above has teeth: sampled drafts that are declared one-hot are not exact."""
-    target, draft = random_logits(1).softmax(dim=-1), random_logits(2).softmax(dim=-1)
-    drafts = draw(draft[torch.zeros(TRIALS, dtype=torch.int64)], seed=1)
-    rows = torch.stack([torch.zeros_like(drafts), drafts], dim=1).flatten()
-    cu_num_rows = torch.arange(TRIALS + 1) * 2
-    result = verify_rejection(target[rows], drafts, torch.ones(TRIALS, VOCAB) / VOCAB, cu_num_rows, keys(TRIALS, 2))
-    with pytest.raises(AssertionError, match="chi-square"):
-        assert_distributed(result.token_ids.view(TRIALS, 2)[:, 0], target[0])
 
 
 def test_equal_distributions_accept_every_draft_and_add_a_bonus(
@@ -136,7 +61,7 @@ def test_acceptance_is_the_overlap_of_the_distributions() -> None:
         target.expand(2 * TRIALS, -1), drafts, draft.expand(TRIALS, -1), cu_num_rows, keys(TRIALS, 2)
     )
     overlap = float(torch.minimum(target, draft).sum())
-    assert abs(float(result.num_accepted_tokens.double().mean()) - overlap) < 0.005
+    assert abs(float(result.num_accepted_tokens.double().mean()) - overlap) < 0.01
 
 
 def test_coin_is_the_noise_of_the_drafts_own_position() -> None:
@@ -199,6 +124,16 @@ def test_draft_that_its_own_distribution_excludes_is_refused() -> None:
     result = verify_rejection(target, torch.tensor([5]), draft_probs, torch.tensor([0, 2]), keys(1, 2))
     assert result.num_accepted_tokens.tolist() == [0]
     assert int(result.token_ids[0]) != 3
+
+
+@pytest.mark.parametrize("claim", [1e-45, -1.0, float("nan"), 0.0, float("inf")])
+def test_whatever_a_drafter_claims_no_excluded_token_is_emitted(claim: float) -> None:
+    target = torch.zeros(2 * 500, VOCAB)
+    target[:, 2:4] = 0.5
+    draft_probs = torch.full((500, VOCAB), claim)
+    result = verify_rejection(target, torch.full((500,), 5), draft_probs, torch.arange(501) * 2, keys(500, 2))
+    assert int(result.num_accepted_tokens.sum()) == 0
+    assert set(result.token_ids[result.is_emitted].tolist()) == {2, 3}
 
 
 def test_draft_that_the_target_excludes_is_refused_and_never_emitted() -> None:
