@@ -11,10 +11,10 @@ import torch
 from pydantic import ValidationError
 
 import tokenloom_attention
-from tests.plugins.attention.paged_pool import Shape
 from tokenloom.errors import CapabilityError
 from tokenloom.interfaces.attention import CONTRACT_VERSION, AttentionBackend
 from tokenloom.plugins import Registry
+from tokenloom.testing.paged_pool import Shape
 from tokenloom_attention.torch_sdpa import TorchSdpaBackend, TorchSdpaConfig
 
 

@@ -8,7 +8,8 @@ from collections import Counter
 import pytest
 import torch
 
-from tests.plugins.attention.paged_pool import Pool, Shape, Work
+from tests.plugins.attention.torch_sdpa_pool import make_pool
+from tokenloom.testing.paged_pool import Shape, Work
 from tokenloom_attention.torch_sdpa.spans import RequestWork, cut_aligned, cut_rows, pack
 from tokenloom_attention.torch_sdpa.tiles import GroupedTile, SdpaTile, TileLimits, plan_tiles
 
@@ -88,7 +89,7 @@ def test_pack_keeps_every_span_and_its_limits() -> None:
 def test_plan_tiles_holds_every_row_once_within_small_limits(
     with_tree: bool, window: int | None, can_sdpa: bool, deterministic: bool
 ) -> None:
-    pool = Pool(Shape(block_size=4))
+    pool = make_pool(Shape(block_size=4))
     works = [
         Work(pool.paged(num_computed + num_new), num_new)
         for num_computed, num_new in ((0, 200), (7, 1), (90, 1), (30, 90), (5, 4), (0, 12), (64, 64))
@@ -118,7 +119,7 @@ def test_plan_tiles_holds_every_row_once_within_small_limits(
 
 
 def test_plan_tiles_uses_a_causal_tile_for_a_whole_prompt() -> None:
-    pool = Pool(Shape(block_size=4))
+    pool = make_pool(Shape(block_size=4))
     batch = pool.batch([Work(pool.paged(50), 50)])
     limits = TileLimits(4, 4, 2, grouped_rows=8, max_slots=64, max_cells=2048, deterministic=False)
     for window, is_causal in ((None, True), (50, True), (49, False)):
@@ -127,7 +128,7 @@ def test_plan_tiles_uses_a_causal_tile_for_a_whole_prompt() -> None:
 
 
 def test_plan_tiles_of_decodes_of_equal_length_is_one_tile() -> None:
-    pool = Pool(Shape(block_size=4))
+    pool = make_pool(Shape(block_size=4))
     works = [Work(pool.paged(9, 8), 1) for _ in range(5)]
     limits = TileLimits(4, 4, 2, grouped_rows=8, max_slots=64, max_cells=2048, deterministic=False)
     (tile,) = plan_tiles(pool.batch(works), None, True, limits)
@@ -139,7 +140,7 @@ def test_plan_tiles_of_decodes_of_equal_length_is_one_tile() -> None:
 
 @pytest.mark.parametrize("window", [None, 9])
 def test_plan_tiles_of_a_deterministic_chunk_are_the_same_beside_a_tree(window: int | None) -> None:
-    pool = Pool(Shape(block_size=4))
+    pool = make_pool(Shape(block_size=4))
     chunk = Work(pool.paged(60, 20), 40)
     tree = Work(pool.paged(3), 3, (-1, 0, 0))
     limits = TileLimits(4, 4, 2, grouped_rows=8, max_slots=64, max_cells=2048, deterministic=True)

@@ -8,9 +8,9 @@ from itertools import pairwise
 import pytest
 from pydantic import ValidationError
 
-from tests.core.stub_model import stub_request
 from tokenloom.interfaces.cache import CacheContext, Reservation
 from tokenloom.interfaces.contract import PluginChoice
+from tokenloom.testing.stub_model import stub_request
 from tokenloom_cache.hash import HashCache, HashConfig
 from tokenloom_cache.lru import Lru, LruConfig
 

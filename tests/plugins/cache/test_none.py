@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.core.stub_model import stub_request
 from tokenloom.interfaces.cache import CacheContext, Reservation, Touch
+from tokenloom.testing.stub_model import stub_request
 from tokenloom_cache.none import NoneCache, NoneConfig
 
 KEYS = [bytes([index]) * 32 for index in range(4)]

@@ -6,11 +6,11 @@ import pytest
 from pydantic import ValidationError
 
 import tokenloom_schedulers
-from tests.core.engine_harness import EngineHarness, build_fcfs
-from tests.core.scheduling.desk import Desk
 from tokenloom.batch import SchedulePlan
 from tokenloom.interfaces.contract import PluginChoice
 from tokenloom.plugins import Registry
+from tokenloom.testing.desk import Desk
+from tokenloom.testing.engine_harness import EngineHarness, build_fcfs
 from tokenloom_schedulers.fcfs import FcfsConfig
 from tokenloom_schedulers.last_in import LastInConfig
 

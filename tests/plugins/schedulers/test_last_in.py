@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.core.scheduling.desk import Desk
+from tokenloom.testing.desk import Desk
 from tokenloom_schedulers.last_in import LastIn, LastInConfig
 
 

@@ -6,8 +6,9 @@ import math
 
 import torch
 
-from tests.plugins.attention.paged_pool import Pool, Shape, Work, expected, layer_of, new_rows
-from tokenloom_attention.reference import reference_attend, reference_forward, reference_visible
+from tokenloom.testing.attention_reference import reference_attend, reference_forward, reference_visible
+from tokenloom.testing.paged_pool import Pool, Shape, Work, layer_of, new_rows
+from tokenloom.testing.reference_backend import ReferenceBackend
 
 
 def test_visible_without_window_is_causal() -> None:
@@ -58,7 +59,8 @@ def test_attend_ignores_nan_where_nothing_is_visible() -> None:
 
 
 def test_forward_reads_canonical_blocks_of_freed_and_ragged_sequences() -> None:
-    pool = Pool(Shape(block_size=4))
+    shape = Shape(block_size=4)
+    pool = Pool(ReferenceBackend(shape.context()), shape, num_blocks=40)
     works = [
         Work(pool.paged(9), 9),
         Work(pool.paged(30, 27), 3),
@@ -72,5 +74,5 @@ def test_forward_reads_canonical_blocks_of_freed_and_ragged_sequences() -> None:
     layer = layer_of(pool.shape, window=7)
     query = torch.cat([new_rows(works, "query"), torch.full((1, 4, 16), torch.nan)])
     out = reference_forward(query, key_blocks, value_blocks, pool.batch(works, num_padding=1), layer)
-    torch.testing.assert_close(out[:-1], expected(works, layer))
+    torch.testing.assert_close(out[:-1], pool.expected(works, layer))
     assert bool((out[-1] == 0).all())

@@ -1,0 +1,256 @@
+"""The real engine and the real model runner on a `TinyDecoder`, for tests of drafters and of the core around them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import final
+
+import torch
+
+from tokenloom.batch import StepPlan, StepResult, TokenLogprobs
+from tokenloom.batch_state import BatchState
+from tokenloom.clock import Clock, VirtualClock
+from tokenloom.engine import Engine
+from tokenloom.engine_output import EngineOutput
+from tokenloom.engine_parts import EngineParts
+from tokenloom.executors.kv_memory import allocate_kv, kv_groups
+from tokenloom.interfaces.attention import AttentionBackend, AttentionContext
+from tokenloom.interfaces.cache import CacheContext
+from tokenloom.interfaces.executor import Executor, ModelFacts, StepHandle
+from tokenloom.interfaces.logits import LogitsConstraint
+from tokenloom.interfaces.scheduler import SchedulerContext
+from tokenloom.interfaces.spec_decode import Drafter, DrafterContext, DraftPolicy, TensorFunction, Verifier
+from tokenloom.kv.manager import KVManager
+from tokenloom.kv.memory_plan import MemoryPlan
+from tokenloom.model_runner import ModelRunner, ModelRunnerParts
+from tokenloom.request import Request
+from tokenloom.sampling_params import SamplingParams
+from tokenloom.step_inputs import StepInputsBuilder
+from tokenloom.testing.engine_harness import build_fcfs, build_prefix_cache
+from tokenloom.testing.reference_backend import ReferenceBackend
+from tokenloom.testing.tiny_decoder import TinyDecoder
+
+__all__ = ["TinyEngine", "TinySettings", "drafter_context"]
+
+_CPU = torch.device("cpu")
+MAX_MODEL_LEN = 128
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class TinySettings:
+    """Limits of a tiny engine; `num_blocks` has the null block in it."""
+
+    block_size: int = 4
+    num_blocks: int = 400
+    budget: int = 64
+    max_num_seqs: int = 8
+    cache: str = "hash"
+    checks: str = "full"
+    verifier: Verifier = "position_noise"
+    takes_trees: bool = True
+    attention: Callable[[AttentionContext], AttentionBackend] = ReferenceBackend
+
+
+def drafter_context(model: TinyDecoder, max_num_seqs: int = 8) -> DrafterContext:
+    """What a drafter is told of the tiny model."""
+    return DrafterContext(
+        vocab_size=model.vocab_size,
+        hidden_size=model.hidden_size,
+        num_layers=model.num_layers,
+        max_num_seqs=max_num_seqs,
+        max_model_len=MAX_MODEL_LEN,
+        dtype=torch.float32,
+        device=_CPU,
+        embed=_Lent(model.embed),
+        compute_logits=_Lent(model.compute_logits),
+    )
+
+
+@final
+class TinyEngine:
+    """One engine, and what its requests yielded so far. Unwritten KV memory holds NaN; every invariant is checked.
+
+    Attributes:
+        engine: the engine itself.
+        kv: its block tables and prefix cache.
+        plans: every step's plan, in order.
+        outputs: per request id, its output tokens.
+        logprobs: per request id, one entry for each output token, if it asked for them.
+        last: per request id, its last news; says why it ended.
+    """
+
+    def __init__(
+        self,
+        model: TinyDecoder,
+        drafter: Drafter,
+        policy: DraftPolicy | None = None,
+        settings: TinySettings | None = None,
+        name: str = "test",
+    ) -> None:
+        settings = TinySettings() if settings is None else settings
+        clock = VirtualClock()
+        executor = _TinyExecutor(model, drafter, settings, clock, name)
+        facts = executor.model_facts()
+        self.plans = executor.plans
+        self.kv = KVManager(
+            facts.kv_groups,
+            facts.num_blocks,
+            settings.block_size,
+            facts.block_root,
+            lambda count: build_prefix_cache(
+                settings.cache, CacheContext(settings.block_size, count, facts.max_model_len)
+            ),
+            clock,
+            "cache=test",
+        )
+        limits = SchedulerContext(
+            settings.max_num_seqs, settings.budget, MAX_MODEL_LEN, settings.block_size, self.kv.num_usable_blocks
+        )
+        labels = {"scheduler": "scheduler=fcfs", "cache": "cache=test", "spec_decode.policy": f"policy of {name}"}
+        self.engine = Engine(
+            EngineParts(
+                executor=executor,
+                scheduler=build_fcfs(limits),
+                kv=self.kv,
+                draft_policy=policy,
+                limits=limits,
+                clock=clock,
+                checks=settings.checks,
+                labels=labels,
+                on_close=lambda _totals: None,
+            )
+        )
+        self.outputs: dict[str, list[int]] = {}
+        self.logprobs: dict[str, list[TokenLogprobs]] = {}
+        self.last: dict[str, EngineOutput] = {}
+
+    def add(
+        self,
+        request_id: str,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        *,
+        seed: int = 0,
+        stop: Sequence[int] = (),
+        choice: int = 0,
+        constraint: LogitsConstraint | None = None,
+    ) -> Request:
+        """Adds a request; without max_tokens it runs to the model's limit."""
+        longest = self.engine.limits.max_total_tokens
+        request = Request(
+            request_id=request_id,
+            prompt_token_ids=list(prompt),
+            params=params,
+            seed=seed if params.seed is None else params.seed,
+            max_total_tokens=longest if params.max_tokens is None else min(longest, len(prompt) + params.max_tokens),
+            choice_index=choice,
+            stop_token_ids=frozenset(stop),
+            constraint=constraint,
+        )
+        self.engine.add_request(request)
+        return request
+
+    def step(self) -> list[EngineOutput]:
+        """One step."""
+        outputs = self.engine.step()
+        for output in outputs:
+            self.outputs.setdefault(output.request_id, []).extend(output.token_ids)
+            self.logprobs.setdefault(output.request_id, []).extend(output.logprobs)
+            self.last[output.request_id] = output
+        return outputs
+
+    def run(self, max_steps: int = 5_000) -> dict[str, list[int]]:
+        """Steps until every request has ended, and returns all outputs."""
+        for _ in range(max_steps):
+            if not self.engine.has_work():
+                return self.outputs
+            self.step()
+        raise AssertionError(f"work left after {max_steps} steps")
+
+
+@final
+class _TinyExecutor(Executor):
+    """A model runner in this process."""
+
+    def __init__(self, model: TinyDecoder, drafter: Drafter, settings: TinySettings, clock: Clock, name: str) -> None:
+        self.plans: list[StepPlan] = []
+        attention = settings.attention(_attention_context(model, settings))
+        groups = kv_groups(model.attention_layers(), attention)
+        kv = allocate_kv(model.attention_layers(), groups, MemoryPlan((settings.num_blocks,), {}), attention, _CPU)
+        for tensor in (tensor for tensors in kv for tensor in tensors):
+            tensor.fill_(float("nan"))
+        state = BatchState(
+            settings.max_num_seqs, MAX_MODEL_LEN, settings.block_size, len(groups), model.vocab_size, _CPU
+        )
+        self._facts = ModelFacts(
+            max_model_len=MAX_MODEL_LEN,
+            vocab_size=model.vocab_size,
+            eos_token_ids=(),
+            kv_groups=groups,
+            num_blocks=(settings.num_blocks,),
+            block_root=b"tiny",
+        )
+        self._runner = ModelRunner(
+            ModelRunnerParts(
+                model=model,
+                attention=attention,
+                drafter=drafter,
+                drafter_name=name,
+                kv=kv,
+                state=state,
+                inputs=StepInputsBuilder(state, [None], settings.budget, settings.max_num_seqs, _CPU),
+                vocab_size=model.vocab_size,
+                device=_CPU,
+                clock=clock,
+                takes_trees=settings.takes_trees,
+                verifier=settings.verifier,
+            )
+        )
+
+    def model_facts(self) -> ModelFacts:
+        return self._facts
+
+    def launch(self, plan: StepPlan) -> StepHandle:
+        self.plans.append(plan)
+        return _Finished(self._runner.execute(plan))
+
+    def close(self) -> None:
+        """Holds nothing that must be given back."""
+
+
+@final
+class _Finished(StepHandle):
+    def __init__(self, result: StepResult) -> None:
+        self._result = result
+
+    def is_done(self) -> bool:
+        return True
+
+    def result(self) -> StepResult:
+        return self._result
+
+
+@final
+class _Lent(TensorFunction):
+    def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        self._function = function
+
+    def __call__(self, value: torch.Tensor) -> torch.Tensor:
+        return self._function(value)
+
+
+def _attention_context(model: TinyDecoder, settings: TinySettings) -> AttentionContext:
+    return AttentionContext(
+        num_heads=model.num_heads,
+        num_kv_heads=model.num_kv_heads,
+        head_dim=model.head_dim,
+        block_size=settings.block_size,
+        dtype=torch.float32,
+        device=_CPU,
+        max_num_seqs=settings.max_num_seqs,
+        max_num_batched_tokens=settings.budget,
+        max_model_len=MAX_MODEL_LEN,
+        deterministic=False,
+    )

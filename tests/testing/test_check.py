@@ -1,0 +1,207 @@
+"""`tokenloom plugins check`: what a name selects, what is run on it, and what is said of it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.plugin_packages import install_package, plugin_source
+from tests.testing.planted_victim import victim_info
+from tokenloom.cli import main
+from tokenloom.errors import ConfigError, PluginError
+from tokenloom.interfaces.contract import CONTRACT_VERSIONS
+from tokenloom.plugins import RegisteredPlugin, Registry, default_registry
+from tokenloom.testing import check, suite_run
+from tokenloom.testing.check import SUITES, Checked, check_plugins, parse_settings, select_plugins
+
+Run = Callable[..., tuple[int, str, str]]
+
+VICTIM = 'PluginInfo("scheduler.victim", "{}", "{}:Config", (1, 0), "")'
+VICTIM_MODULE = """
+from typing import final
+from tokenloom.interfaces.scheduling_policy import VictimConfig, VictimPolicy
+
+class Config(VictimConfig):
+    place: int = -1
+
+    def build(self, context):
+        return Victim(self.place)
+
+@final
+class Victim(VictimPolicy):
+    def __init__(self, place):
+        self._place = place
+
+    def select(self, request, candidates, view):
+        return candidates[self._place] if self._place < 1 else "somebody"
+"""
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    def run_words(*words: str) -> tuple[int, str, str]:
+        code = main(["plugins", "check", *words])
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run_words
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A distribution `check-me` with the module `check_me`: a victim policy, and an executor."""
+    victim, executor = VICTIM.format("whoever", "check_me"), VICTIM.format("none", "check_me")
+    source = plugin_source(victim, executor.replace("scheduler.victim", "executor").replace('"none"', '"mine"'))
+    install_package(tmp_path, monkeypatch, "check_me", VICTIM_MODULE + source.replace("class Config(", "class Other("))
+    default_registry.cache_clear()
+    return "check-me"
+
+
+@pytest.fixture(autouse=True)
+def _fresh_registry() -> Iterator[None]:
+    yield
+    default_registry.cache_clear()
+
+
+def labels(plugins: list[RegisteredPlugin]) -> set[str]:
+    return {plugin.label for plugin in plugins}
+
+
+@pytest.mark.parametrize("name", ["check-me", "check_me", "Check.Me", "scheduler.victim=whoever"])
+def test_a_package_is_named_by_distribution_or_module_or_one_plugin(package: str, name: str) -> None:
+    found = labels(select_plugins(default_registry(), name))
+    assert found == ({"scheduler.victim=whoever"} if "=" in name else {"scheduler.victim=whoever", "executor=mine"})
+
+
+def test_a_module_of_a_distribution_selects_its_plugins_alone() -> None:
+    assert labels(select_plugins(default_registry(), "tokenloom_schedulers")) >= {"scheduler=fcfs"}
+    assert "cache=hash" not in labels(select_plugins(default_registry(), "tokenloom_schedulers"))
+    assert labels(select_plugins(default_registry(), "tokenloom")) >= {"scheduler=fcfs", "cache=hash"}
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("tokenlom", "Did you mean 'tokenloom'"),
+        ("fcfs", "Did you mean scheduler=fcfs?"),
+        ("schedular=fcfs", "Did you mean 'scheduler'"),
+        ("scheduler=fcsf", "Did you mean 'fcfs'?"),
+        ("nothing_like_it", "packages with plugins are tokenloom"),
+    ],
+)
+def test_a_wrong_name_is_refused_with_near_matches(run: Run, name: str, hint: str) -> None:
+    code, _, err = run(name)
+    assert code == 2
+    assert hint in err
+
+
+def test_a_package_that_fails_to_load_is_not_called_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install_package(tmp_path, monkeypatch, "check_broken", "import no_module_of_this_name")
+    for name in ("check-broken", "check_broken"):
+        with pytest.raises(PluginError, match="no_module_of_this_name"):
+            select_plugins(Registry.discover(), name)
+
+
+def test_a_right_plugin_passes_and_a_kind_without_suite_is_listed(run: Run, package: str) -> None:
+    code, out, _ = run(package)
+    assert code == 0
+    rows = {line.split()[0]: line.split() for line in out.splitlines() if "=" in line}
+    assert rows["scheduler.victim=whoever"][3:] == ["9", "0", "0"]
+    assert out.count("no suite for kind executor") == 1
+    assert "FAILED" not in out
+
+
+def test_a_failure_is_shown_with_its_meaning_and_its_message(run: Run, package: str) -> None:
+    code, out, _ = run("scheduler.victim=whoever", "--settings", "place=1")
+    assert code == 1
+    assert "FAILED scheduler.victim=whoever test_the_victim_is_a_candidate[2]" in out
+    assert "`select` returned something that is not among the candidates, nor None." in out
+    assert "'somebody' is not one of ['r0', 'r1']" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [(["place"], "key=value"), (["place=soon"], "place: Input should be"), (["depth=1"], "depth: Extra inputs")],
+)
+def test_wrong_settings_are_refused(run: Run, package: str, words: list[str], reason: str) -> None:
+    code, _, err = run("scheduler.victim=whoever", "--settings", *words)
+    assert code == 2
+    assert reason in err
+
+
+def test_settings_are_for_one_plugin(run: Run, package: str) -> None:
+    code, _, err = run(package, "--settings", "place=1")
+    assert code == 2
+    assert "check-me has 2; name one as kind=name" in err
+
+
+def test_settings_name_nested_plugins() -> None:
+    registry = default_registry()
+    fcfs = registry.get("scheduler", "fcfs")
+    settings = parse_settings(fcfs, ["victim=last_in", "max_chunk_tokens=64"], registry)
+    assert (settings["victim"].name, settings["max_chunk_tokens"]) == ("last_in", 64)
+    with pytest.raises(ConfigError, match=r"no such scheduler\.victim"):
+        parse_settings(fcfs, ["victim=nobody"], registry)
+
+
+def test_a_plugin_for_another_contract_fails() -> None:
+    plugin = RegisteredPlugin(victim_info(), "some-package", "1.0", "it was written for scheduler.victim contract 9.0")
+    (checked,) = check_plugins([plugin], {})
+    assert [failure.message for failure in checked.failures] == ["it was written for scheduler.victim contract 9.0"]
+
+
+def test_a_config_that_cannot_be_imported_fails_every_test() -> None:
+    info = victim_info()
+    broken = RegisteredPlugin(type(info)(info.kind, "gone", "no_such_module:Config", (1, 0), ""), "some-package", "1.0")
+    (checked,) = check_plugins([broken], {})
+    assert checked.num_passed == 0
+    assert all("cannot be loaded" in failure.message for failure in checked.failures)
+
+
+def test_skips_are_counted_by_reason_and_progress_is_told() -> None:
+    told: list[tuple[str, int, int]] = []
+    plugin = default_registry().get("cache.eviction", "lru")
+    (checked,) = check_plugins([plugin], {}, lambda *step: told.append(step))
+    assert checked == Checked(plugin, 9, {"retention is not declared": 1})
+    assert told == [("cache.eviction=lru", number, 10) for number in range(1, 11)]
+
+
+def test_options_of_the_project_around_do_not_matter(
+    run: Run, package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = --no-such-option\npython_classes = Nothing\n")
+    (tmp_path / "conftest.py").write_text("raise RuntimeError('must not be read')\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTEST_ADDOPTS", "--no-such-option")
+    assert run("scheduler.victim=whoever")[0] == 0
+    assert os.environ["PYTEST_ADDOPTS"] == "--no-such-option"
+    assert not (tmp_path / ".pytest_cache").exists()
+
+
+def test_a_run_that_collects_nothing_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(suite_run, "chosen_suite", lambda: object)
+    (checked,) = check_plugins([default_registry().get("scheduler.victim", "last_in")], {})
+    assert "NO_TESTS_COLLECTED" in checked.failures[0].message
+
+
+@pytest.mark.parametrize("missing", [["pytest"], ["pytest", "hypothesis"]])
+def test_missing_libraries_are_named_with_the_extra(monkeypatch: pytest.MonkeyPatch, missing: list[str]) -> None:
+    found = check.find_spec
+    monkeypatch.setattr(check, "find_spec", lambda name: None if name in missing else found(name))
+    with pytest.raises(ConfigError, match=rf"needs {' and '.join(missing)}; try pip install 'tokenloom\[testing\]'"):
+        check_plugins([], {})
+
+
+def test_every_kind_with_a_suite_is_a_kind() -> None:
+    assert set(SUITES) <= set(CONTRACT_VERSIONS)
+
+
+def test_listing_plugins_imports_no_pytest() -> None:
+    program = "import sys; from tokenloom.cli import main; main(['plugins']); sys.exit('pytest' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
