@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from statistics import median
 from typing import Annotated, Any, ClassVar
 
 import click
@@ -15,10 +14,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from tokenloom.bench.throughput import ThroughputRun, run_throughput
 from tokenloom.bench.workload import WorkloadItem, read_workload
+from tokenloom.cli.bench_tables import print_comparison, print_result
 from tokenloom.cli.config_arguments import config_dir_option, overrides_argument
-from tokenloom.cli.console import print_table
 from tokenloom.cli.run_report import print_plan
-from tokenloom.compose import compose_config
+from tokenloom.compose import ComposedConfig, compose_config
+from tokenloom.compose.sweep import expand_sweep
 from tokenloom.llm import LLM
 
 __all__ = ["ThroughputSettings", "bench"]
@@ -49,22 +49,54 @@ def throughput(overrides: tuple[str, ...], verbose: bool, config_dir: Path | Non
     """Run a workload offline, all requests at once, greedy.
 
     For example: tokenloom bench throughput workload=mixed.json output=result.json cache=none
+
+    Values with commas compare configurations, one row each: tokenloom bench throughput workload=mixed.json
+    scheduler=fcfs,mine repetitions=3
     """
-    composed = compose_config(overrides, config_dir=config_dir, command=ThroughputSettings)
-    settings = composed.extras_of(ThroughputSettings)
+    points = expand_sweep(overrides, tuple(ThroughputSettings.model_fields))
+    # Every point is composed before the first one runs: a mistake in the last must not cost the others' time.
+    composed = [compose_config(point.overrides, config_dir=config_dir, command=ThroughputSettings) for point in points]
+    settings = composed[0].extras_of(ThroughputSettings)
     workload = read_workload(Path(settings.workload))
     _check_files(settings)
-    with LLM(config=composed) as llm:
+    if len(points) > 1:
+        names = [" ".join(point.changes) for point in points]
+        _compare(dict(zip(names, composed, strict=True)), workload, settings)
+        return
+    with LLM(config=composed[0]) as llm:
         if verbose:
             print_plan(llm)
         runs = _repeat(llm, workload, settings)
-    chosen = sorted(runs, key=lambda run: run.result["wall_s"])[(len(runs) - 1) // 2]
-    chosen.result["repetitions_wall_s"] = [run.result["wall_s"] for run in runs]
-    _print(chosen.result)
+    chosen = _median_run(runs)
+    print_result(chosen.result)
     if settings.output is not None:
         _write(settings.output, chosen.result)
     if settings.dump_tokens is not None:
         _write(settings.dump_tokens, chosen.token_ids)
+
+
+def _compare(configs: dict[str, ComposedConfig], workload: list[WorkloadItem], settings: ThroughputSettings) -> None:
+    """Runs configurations in turn, every repetition anew, so that a slow minute of the machine hurts all alike."""
+    if settings.keep_cache:
+        raise click.UsageError("keep_cache has no meaning where several configurations are compared; drop one of them")
+    runs: dict[str, list[ThroughputRun]] = {name: [] for name in configs}
+    once = settings.model_copy(update={"repetitions": 1})
+    for _ in range(settings.repetitions):
+        for name, config in configs.items():
+            with LLM(config=config) as llm:
+                runs[name] += _repeat(llm, workload, once, label=name)
+    chosen = {name: _median_run(repeated) for name, repeated in runs.items()}
+    print_comparison({name: run.result for name, run in chosen.items()})
+    if settings.output is not None:
+        _write(settings.output, {name: run.result for name, run in chosen.items()})
+    if settings.dump_tokens is not None:
+        _write(settings.dump_tokens, {name: run.token_ids for name, run in chosen.items()})
+
+
+def _median_run(runs: list[ThroughputRun]) -> ThroughputRun:
+    chosen = sorted(runs, key=lambda run: run.result["wall_s"])[(len(runs) - 1) // 2]
+    chosen.result["repetitions_wall_s"] = [run.result["wall_s"] for run in runs]
+    return chosen
 
 
 def _check_files(settings: ThroughputSettings) -> None:
@@ -80,13 +112,15 @@ def _check_files(settings: ThroughputSettings) -> None:
         raise click.UsageError("workload, output and dump_tokens must be different files")
 
 
-def _repeat(llm: LLM, workload: list[WorkloadItem], settings: ThroughputSettings) -> list[ThroughputRun]:
+def _repeat(
+    llm: LLM, workload: list[WorkloadItem], settings: ThroughputSettings, label: str = ""
+) -> list[ThroughputRun]:
     total = sum(item.max_tokens for item in workload)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     runs: list[ThroughputRun] = []
     with Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty()) as bars:
         for number in range(settings.repetitions):
-            task = bars.add_task(f"run {number + 1}/{settings.repetitions}, output tokens", total=total)
+            task = bars.add_task(label or f"run {number + 1}/{settings.repetitions}, output tokens", total=total)
             offset = llm.engine.stats.num_output_tokens
 
             def report(done: int, task: Any = task, offset: int = offset) -> None:
@@ -94,37 +128,6 @@ def _repeat(llm: LLM, workload: list[WorkloadItem], settings: ThroughputSettings
 
             runs.append(run_throughput(llm, workload, keep_cache=settings.keep_cache, progress=report))
     return runs
-
-
-def _print(result: dict[str, Any]) -> None:
-    walls = result["repetitions_wall_s"]
-    engine = result["engine"]
-    rows = [
-        ("output tokens/s", f"{result['output_tok_s']:.1f}"),
-        ("total tokens/s", f"{result['total_tok_s']:.1f}"),
-        ("wall time", f"{result['wall_s']:.2f} s"),
-        ("requests", f"{result['num_requests']} ({result['num_failed']} failed)"),
-        ("prompt / output tokens", f"{result['num_prompt_tokens']} / {result['num_output_tokens']}"),
-        ("steps", f"{engine['num_steps']}, Python part {result['python_ms_per_step']:.2f} ms each"),
-        ("prompt tokens cached", str(engine["num_cached_tokens"])),
-        ("preemptions", str(engine["num_preemptions"])),
-    ]
-    if engine["num_draft_tokens"]:
-        rate = engine["num_accepted_tokens"] / engine["num_draft_tokens"]
-        rows.append(("drafts accepted", f"{engine['num_accepted_tokens']}/{engine['num_draft_tokens']} ({rate:.0%})"))
-    if len(walls) > 1:
-        rows.append(("repetitions", f"{len(walls)}: {min(walls):.2f} .. {median(walls):.2f} .. {max(walls):.2f} s"))
-    print_table(("figure", "value"), rows)
-    latency = result["latency"]
-    names = {"ttft_s": "TTFT ms", "tpot_s": "TPOT ms", "itl_s": "ITL ms", "e2e_s": "E2E ms"}
-    print_table(
-        ("latency", "mean", "p50", "p90", "p95", "p99"),
-        [(name, *(_ms(latency[key][p]) for p in ("mean", "p50", "p90", "p95", "p99"))) for key, name in names.items()],
-    )
-
-
-def _ms(seconds: float | None) -> str:
-    return "-" if seconds is None else f"{1000 * seconds:.1f}"
 
 
 def _write(path: str, data: Any) -> None:

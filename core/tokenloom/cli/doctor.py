@@ -8,7 +8,9 @@ from tokenloom.capability_check import missing_imports
 from tokenloom.cli.console import print_table
 from tokenloom.cli.machine import Machine, examine_machine, library_versions
 from tokenloom.cli.plugins import kind_order
-from tokenloom.errors import PluginError
+from tokenloom.errors import ConfigError, PluginError
+from tokenloom.loader.hub_cache import hub_cache_dir
+from tokenloom.loader.offline import offline_reason
 from tokenloom.loader.pypi_source import PypiSpec
 from tokenloom.loader.sources import DEFAULT_MODEL, model_cache_dir
 from tokenloom.plugins import RegisteredPlugin, Registry, default_registry
@@ -35,7 +37,7 @@ def doctor() -> int:
     )
     if registry.broken:
         print_table(("broken package", "why"), [(broken.package, broken.error) for broken in registry.broken])
-    print_table(("default model", ""), [("source", DEFAULT_MODEL), ("cached", _cached_default_model())])
+    print_table(("models", ""), _model_rows())
     return 1 if registry.broken else 0
 
 
@@ -70,6 +72,21 @@ def _machine_rows(machine: Machine) -> list[tuple[str, str]]:
         facts = f"{gpu.memory_bytes / _GIB:.1f} GiB, compute capability {gpu.compute_capability}"
         rows.append(("GPU", f"{gpu.name}; {facts}"))
     return rows if machine.gpus else [*rows, ("GPU", "none that torch can use")]
+
+
+def _model_rows() -> list[tuple[str, str]]:
+    try:
+        offline = offline_reason()
+        network = "on" if offline is None else f"off, by {offline}: only what is cached can be used"
+    except ConfigError as error:
+        network = str(error)
+    return [
+        ("default model", DEFAULT_MODEL),
+        ("cached", _cached_default_model()),
+        ("own cache", str(model_cache_dir())),
+        ("Hugging Face cache", str(hub_cache_dir())),
+        ("network", network),
+    ]
 
 
 def _cached_default_model() -> str:

@@ -15,7 +15,7 @@ from tokenloom.compose.conf_folders import conf_folders, display_path, group_opt
 from tokenloom.compose.config_keys import KeyDoc, document_model, near_keys, settings_models
 from tokenloom.compose.overrides import value_word
 from tokenloom.errors import ConfigError, PluginError, did_you_mean
-from tokenloom.interfaces.contract import CONTRACT_VERSIONS, SUB_KINDS
+from tokenloom.interfaces.contract import CONTRACT_VERSIONS, REQUEST_KINDS, SUB_KINDS
 from tokenloom.plugins import Registry, default_registry
 
 __all__ = ["GROUP_DOCS", "explain"]
@@ -34,6 +34,7 @@ GROUP_DOCS = {
     "spec_decode.policy": "How many tokens are worth proposing.",
     "quant": "How weights are stored and multiplied.",
     "executor": "Where the model runs.",
+    "logits_processor": "Changes logits before a token is chosen; each request names those that it wants.",
 }
 """One line for each group and block of settings."""
 
@@ -125,7 +126,8 @@ def _explain_group(registry: Registry, group: str, entries: Iterable[_Entry]) ->
     click.echo(f"{group}: {GROUP_DOCS[group]}")
     if group in CONTRACT_VERSIONS:
         version = ".".join(str(part) for part in CONTRACT_VERSIONS[group])
-        click.echo(f"Contract version {version}. Choose with {group}=NAME.")
+        usage = "logits_processors={NAME:{...}} beside the sampling keys" if group in REQUEST_KINDS else f"{group}=NAME"
+        click.echo(f"Contract version {version}. Choose with {usage}.")
         rows = [(p.info.name, p.package, p.info.summary) for p in registry.plugins(group)]
         print_table(("name", "package", "summary"), rows)
         parts = [sub_kind for sub_kind in SUB_KINDS if sub_kind.startswith(f"{group}.")]

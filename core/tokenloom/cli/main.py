@@ -36,6 +36,10 @@ COMMANDS: Mapping[str, LazyCommand] = {
     ),
     "explain": LazyCommand("tokenloom.cli.explain:explain", "Explain a configuration key, a group or a plugin."),
     "doctor": LazyCommand("tokenloom.cli.doctor:doctor", "Examine this machine: what can run here, and why not."),
+    "models": LazyCommand("tokenloom.cli.models:models", "List, fetch and remove models; list what can run."),
+    "export": LazyCommand(
+        "tokenloom.cli.export:export", "Write a model as a Hugging Face folder.", "tokenloom.cli.export:ExportSettings"
+    ),
     "new": LazyCommand("tokenloom.cli.new:new", "Write the skeleton of a plugin package."),
 }
 """Every command. A new one is a module with a click command, and a line here."""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from tokenloom.cli.plugin_package import TEMPLATED_KINDS, write_plugin_package
+from tokenloom.cli.plugin_package import TEMPLATED_KINDS, usage, write_plugin_package
 from tokenloom.errors import ConfigError
 from tokenloom.plugins import default_registry
 
@@ -43,7 +43,7 @@ def plugin(kind: str, name: str, output: Path) -> None:
     steps = [
         f"pip install -e '{folder}[dev]'",
         f"tokenloom explain {kind}={name}",
-        f'tokenloom generate "The capital of France is" {kind}={name}',
+        f'tokenloom generate "The capital of France is" {usage(kind, name)}',
         f"pytest {folder}",
     ]
     click.echo("\nNext:\n" + "\n".join(f"  {step}" for step in steps))

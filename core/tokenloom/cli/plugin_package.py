@@ -13,9 +13,9 @@ from pathlib import Path
 from string import Template
 
 from tokenloom.errors import ConfigError, did_you_mean
-from tokenloom.interfaces.contract import CONTRACT_VERSIONS
+from tokenloom.interfaces.contract import CONTRACT_VERSIONS, REQUEST_KINDS
 
-__all__ = ["TEMPLATED_KINDS", "write_plugin_package"]
+__all__ = ["TEMPLATED_KINDS", "usage", "write_plugin_package"]
 
 _NAME = re.compile(r"[a-z][a-z0-9]*(?:_[a-z0-9]+)*")
 
@@ -41,7 +41,7 @@ TEMPLATED_KINDS: Mapping[str, _Kind] = {
     "attention": _Kind(
         "Dense attention, one request at a time.",
         "tokenloom.interfaces.attention",
-        ('capabilities=Capabilities(flags=frozenset({"sliding_window", "soft_cap", "tree_mask", "deterministic"})),',),
+        ('capabilities=Capabilities(flags=frozenset({"sliding_window", "soft_cap", "tree_mask"})),',),
     ),
     "scheduler": _Kind("Shortest job first.", "tokenloom.interfaces.scheduler"),
     "scheduler.victim": _Kind(
@@ -69,6 +69,7 @@ TEMPLATED_KINDS: Mapping[str, _Kind] = {
         "Drafts while it pays.", "tokenloom.interfaces.spec_decode", parent="spec_decode=ngram"
     ),
     "quant": _Kind("Stores linear weights as they are.", "tokenloom.interfaces.quant"),
+    "logits_processor": _Kind("Makes the token that came last less likely.", "tokenloom.interfaces.logits_processor"),
 }
 """The kinds that have a template."""
 
@@ -90,22 +91,33 @@ def write_plugin_package(kind: str, name: str, output: Path) -> list[Path]:
     if folder.exists():
         raise ConfigError(f"{folder} exists already; choose another name or --output")
     words = _words(kind, name, module)
-    group_path = words["group_path"]
     written = []
-    for target, template in {
-        "pyproject.toml": "package/pyproject.toml",
-        "README.md": "package/README.md",
-        f"{module}/__init__.py": "package/__init__.py",
-        f"{module}/py.typed": None,
-        f"{module}/{name}.py": f"{kind}/plugin.py",
-        f"{module}/conf/{group_path}/{name}.yaml": f"{kind}/conf.yaml",
-        f"tests/test_{name}.py": f"{kind}/test.py",
-    }.items():
+    for target, template in _files(kind, name, module).items():
         path = folder / target
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("" if template is None else _fill(template, words), encoding="utf-8")
         written.append(path)
     return written
+
+
+def usage(kind: str, name: str) -> str:
+    """What to write on the command line, beside whatever the kind's parent is, to use a plugin."""
+    return f"'logits_processors={{{name}:{{}}}}'" if kind in REQUEST_KINDS else f"{kind}={name}"
+
+
+def _files(kind: str, name: str, module: str) -> dict[str, str | None]:
+    """Files of a package by template; None is an empty file. No config group has what requests choose."""
+    variant = "request_" if kind in REQUEST_KINDS else ""
+    files: dict[str, str | None] = {
+        "pyproject.toml": "package/pyproject.toml",
+        "README.md": f"package/{variant}README.md",
+        f"{module}/__init__.py": f"package/{'request_init' if variant else '__init__'}.py",
+        f"{module}/py.typed": None,
+        f"{module}/{name}.py": f"{kind}/plugin.py",
+    }
+    if kind not in REQUEST_KINDS:
+        files[f"{module}/conf/{kind.replace('.', '/')}/{name}.yaml"] = f"{kind}/conf.yaml"
+    return {**files, f"tests/test_{name}.py": f"{kind}/test.py"}
 
 
 def _check_kind(kind: str) -> None:
@@ -136,7 +148,7 @@ def _words(kind: str, name: str, module: str) -> dict[str, str]:
         "interface": facts.interface,
         "extra": "".join(f"\n            {line}" for line in facts.extra),
         "plugin_imports": "Capabilities, PluginInfo, hookimpl" if needs_capabilities else "PluginInfo, hookimpl",
-        "usage": " ".join(filter(None, (facts.parent, f"{kind}={name}"))),
+        "usage": " ".join(filter(None, (facts.parent, usage(kind, name)))),
         "version": version("tokenloom"),
     }
 

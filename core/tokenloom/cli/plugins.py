@@ -1,4 +1,4 @@
-"""`tokenloom plugins`: every installed plugin, its package, contract and capabilities. Imports no torch."""
+"""`tokenloom plugins`: every installed plugin, its package, contract and capabilities; `check`. Imports no torch."""
 
 from __future__ import annotations
 
@@ -7,16 +7,26 @@ from typing import Any
 import click
 
 from tokenloom.cli.console import print_json, print_table
+from tokenloom.cli.plugins_check import check
 from tokenloom.interfaces.contract import CONTRACT_VERSIONS
 from tokenloom.plugins import RegisteredPlugin, Registry, default_registry
 
 __all__ = ["kind_order", "plugins"]
 
 
-@click.command()
+@click.group(invoke_without_command=True)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
-def plugins(as_json: bool) -> None:
-    """List the installed plugins: kind, name, package, version, contract and capabilities."""
+@click.pass_context
+def plugins(context: click.Context, as_json: bool) -> None:
+    """List the installed plugins: kind, name, package, version, contract and capabilities; or check some."""
+    if context.invoked_subcommand is None:
+        _list(as_json)
+
+
+plugins.add_command(check)
+
+
+def _list(as_json: bool) -> None:
     registry = default_registry()
     found = sorted(registry.plugins(), key=kind_order)
     if as_json:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
@@ -22,14 +22,33 @@ class SamplingSettings(BaseModel):
     top_k: int = Field(default=-1, description="Keep the k most likely tokens; -1 keeps all.")
     top_p: float = Field(default=1.0, description="Keep the most likely tokens up to this probability.")
     min_p: float = Field(default=0.0, description="Drop tokens less likely than this fraction of the best.")
+    repetition_penalty: float = Field(
+        default=1.0, description="Divides (or multiplies, if negative) logits of tokens seen so far; 1 is off."
+    )
+    presence_penalty: float = Field(default=0.0, description="Subtracted from logits of tokens in the output.")
+    frequency_penalty: float = Field(
+        default=0.0, description="Subtracted from a token's logit once for each time it stands in the output."
+    )
+    logit_bias: dict[int, float] = Field(
+        default={}, description="Numbers added to the logits of tokens: logit_bias={50256:-100}."
+    )
+    allowed_token_ids: tuple[int, ...] | None = Field(default=None, description="The only tokens that may be chosen.")
+    bad_words: tuple[str, ...] = Field(
+        default=(), description="Strings that must not appear: bad_words=[foo,bar]; \n in them is a line break."
+    )
     seed: int | None = Field(default=None, description="Seed of the request; null derives one from engine.seed.")
     n: int = Field(default=1, description="Number of choices.")
     stop: tuple[str, ...] = Field(
         default=(), description="Strings that end the output: stop=END or stop=[A,B]; \\n in them is a line break."
     )
+    stop_token_ids: tuple[int, ...] = Field(default=(), description="Token ids that end the output.")
+    logits_processors: dict[str, dict[str, Any]] = Field(
+        default={},
+        description="Plugins that change logits, with their settings: logits_processors={no_repeat_ngram:{size:3}}.",
+    )
     ignore_eos: bool = Field(default=False, description="Go on after the end-of-sequence token.")
 
-    @field_validator("stop", mode="before")
+    @field_validator("stop", "bad_words", mode="before")
     @classmethod
     def _as_strings(cls, value: object) -> object:
         """One word is a list of one. A shell cannot easily write a line break, so the two characters stand for it."""

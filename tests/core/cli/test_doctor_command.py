@@ -79,6 +79,25 @@ def test_doctor_finds_the_cached_default_model(
 
 
 @pytest.mark.usefixtures("fresh_registry")
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [("0", "on"), ("1", "off, by TOKENLOOM_OFFLINE=1"), ("maybe", "TOKENLOOM_OFFLINE must be 1 or 0")],
+)
+def test_doctor_shows_caches_and_network(
+    run_cli: RunCli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str, expected: str
+) -> None:
+    monkeypatch.setenv("TOKENLOOM_CACHE", str(tmp_path))
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    monkeypatch.setenv("TOKENLOOM_OFFLINE", value)
+    code, out, _ = run_cli("doctor")
+    assert code == 0
+    (network,) = [line for line in out.splitlines() if line.strip().startswith("network")]
+    assert network.split(maxsplit=1)[1].startswith(expected)
+    assert str(tmp_path / "models") in out
+    assert "Hugging Face cache" in out
+
+
+@pytest.mark.usefixtures("fresh_registry")
 def test_doctor_fails_when_a_package_is_broken(
     run_cli: RunCli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

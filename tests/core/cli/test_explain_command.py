@@ -55,6 +55,16 @@ def test_a_plugin_shows_package_and_its_own_keys(run_cli: RunCli) -> None:
         assert part in out
 
 
+def test_a_kind_that_requests_choose_says_how(run_cli: RunCli) -> None:
+    code, out, _ = run_cli("explain", "logits_processor")
+    assert code == 0
+    for part in ("Choose with logits_processors={NAME:{...}} beside the sampling keys.", "no_repeat_ngram", "size"):
+        assert part in out
+    code, out, _ = run_cli("explain", "logits_processor=no_repeat_ngram")
+    assert code == 0
+    assert "logits_processor.include_prompt" in out
+
+
 def test_presets_are_listed(run_cli: RunCli) -> None:
     assert "Choose with experiment=NAME: debug, latency." in run_cli("explain", "experiment")[1]
 

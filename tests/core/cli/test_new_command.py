@@ -14,7 +14,7 @@ import pytest
 from tests.tiny_model import write_tiny_llama
 from tokenloom.cli.plugin_package import TEMPLATED_KINDS, write_plugin_package
 from tokenloom.errors import ConfigError
-from tokenloom.interfaces.contract import CONTRACT_VERSIONS
+from tokenloom.interfaces.contract import CONTRACT_VERSIONS, KINDS, REQUEST_KINDS
 
 RunCli = Callable[..., tuple[int, str, str]]
 
@@ -83,6 +83,16 @@ def test_new_plugin_writes_the_package_and_says_what_comes_next(run_cli: RunCli,
     assert f"pip install -e '{folder}[dev]'" in out
     assert "tokenloom explain cache.eviction=oldest" in out
     assert "tokenloom config cache=hash cache.eviction=oldest" in (folder / "README.md").read_text()
+
+
+def test_a_plugin_that_requests_choose_gets_no_config_group(run_cli: RunCli, tmp_path: Path) -> None:
+    code, out, _ = run_cli("new", "plugin", "logits_processor", "mild", "--output", str(tmp_path))
+    assert code == 0
+    folder = tmp_path / "mild-logits-processor"
+    assert not (folder / "mild_logits_processor" / "conf").exists()
+    assert "'logits_processors={mild:{}}'" in out
+    assert "'logits_processors={mild:{}}'" in (folder / "README.md").read_text()
+    assert "tokenloom_config_dir" not in (folder / "mild_logits_processor" / "__init__.py").read_text()
 
 
 @pytest.mark.parametrize(
@@ -173,13 +183,14 @@ for plugin in registry.plugins():
         assert values == {"name": info.name, **wanted}, (plugin.label, values, wanted)
         print(plugin.label)
 """
-    assert len(run(sys.executable, "-c", program, path=[site]).split()) == len(TEMPLATED_KINDS)
+    num_with_yaml = len(set(TEMPLATED_KINDS) - set(REQUEST_KINDS))
+    assert len(run(sys.executable, "-c", program, path=[site]).split()) == num_with_yaml
 
 
 @pytest.mark.slow
 def test_generated_plugins_give_the_plain_models_tokens(site: Path, tmp_path: Path) -> None:
     model = write_tiny_llama(tmp_path / "model", with_tokenizer=True)
-    chosen = [f"{kind}={name}" for kind, name in names().items() if "." not in kind]
+    chosen = [f"{kind}={name}" for kind, name in names().items() if kind in KINDS]
     parts = {
         "scheduler.victim": "scheduler=fcfs",
         "cache.eviction": "cache=hash",

@@ -27,7 +27,7 @@ WriteConfigDir = Callable[[dict[str, str]], Path]
         ("cache=off", ["Off is a plugin called 'none'"]),
         ("spec_decode=false", ["Off is a plugin called 'none'"]),
         ("cache=3", ["takes the name of an option"]),
-        ("cache.eviction=3", ["takes the name of an option, one of lru"]),
+        ("cache.eviction=3", ["takes the name of an option, one of fifo, lfu, lru"]),
         ("~cache", ["cannot be deleted"]),
         ("~cache.block_size", ["cannot be deleted"]),
         ("hydra.run.dir=x", ["Hydra's own settings"]),

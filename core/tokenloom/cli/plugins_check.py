@@ -1,0 +1,62 @@
+"""`tokenloom plugins check`: the conformance suites, run on what a package declares."""
+
+from __future__ import annotations
+
+import textwrap
+
+import click
+
+from tokenloom.cli.console import print_table
+from tokenloom.errors import ConfigError
+from tokenloom.load_progress import load_progress
+from tokenloom.plugins import default_registry
+from tokenloom.testing.check import Checked, Failure, check_plugins, parse_settings, select_plugins
+
+__all__ = ["check"]
+
+_MOST_LINES = 40
+"""Of one message; a failing random test may print much."""
+
+
+@click.command()
+@click.argument("package")
+@click.option("--settings", multiple=True, metavar="KEY=VALUE", help="A setting of the plugin; for one as kind=name.")
+def check(package: str, settings: tuple[str, ...]) -> int:
+    """Run the conformance suites on the plugins of PACKAGE: a distribution, an import package, or one as kind=name.
+
+    For example: tokenloom plugins check scheduler=fcfs --settings max_chunk_tokens=64
+
+    The exit code is 1 if a test failed, 2 if nothing of that name is installed, else 0.
+    """
+    registry = default_registry()
+    plugins = select_plugins(registry, package)
+    if settings and len(plugins) > 1:
+        raise ConfigError(f"--settings is for one plugin, {package} has {len(plugins)}; name one as kind=name")
+    values = parse_settings(plugins[0], settings, registry) if settings else {}
+    with load_progress(None) as (progress, _):
+        checked = check_plugins(plugins, values, progress)
+    columns = ("plugin", "package", "passed", "skipped", "failed", "")
+    print_table(columns, [_row(result) for result in checked])
+    skipped = [(result.plugin.label, str(n), why) for result in checked for why, n in result.skipped.items()]
+    if skipped:
+        print_table(("plugin", "skipped", "why"), skipped)
+    for result in checked:
+        for failure in result.failures:
+            click.echo(_describe(result.plugin.label, failure))
+    return 1 if any(result.failures for result in checked) else 0
+
+
+def _row(result: Checked) -> tuple[str, ...]:
+    plugin, num_skipped = result.plugin, sum(result.skipped.values())
+    counts = (result.num_passed, num_skipped, len(result.failures))
+    shown = ("", "", "") if result.note else tuple(str(count) for count in counts)
+    return (plugin.label, f"{plugin.package} {plugin.version}", *shown, result.note)
+
+
+def _describe(label: str, failure: Failure) -> str:
+    lines = failure.message.splitlines()
+    if len(lines) > _MOST_LINES:
+        lines = [*lines[:_MOST_LINES], f"... {len(lines) - _MOST_LINES} more lines"]
+    parts = [f"FAILED {label} {failure.test}"]
+    parts += [textwrap.indent(failure.meaning, "  ")] if failure.meaning else []
+    return "\n".join([*parts, textwrap.indent("\n".join(lines), "    "), ""])
