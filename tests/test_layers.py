@@ -39,18 +39,22 @@ LAYERS: tuple[frozenset[str], ...] = (
             "parallel",
             "plugin_discovery",
             "plugin_guard",
+            "plugin_target",
             "plugins",
             "request",
+            "rope_config",
+            "sampling_fields",
             "sampling_params",
         }
     ),
     # 1: memory, sampling and scheduling.
-    frozenset({"kv", "sampling", "scheduling"}),
+    frozenset({"checkpoint", "kv", "sampling", "scheduling"}),
     # 2: the step loop, and what runs a model.
     frozenset(
         {
             "executors",
             "loader",
+            "logits_processors",
             "models",
             "ops",
             "text",
@@ -63,17 +67,20 @@ LAYERS: tuple[frozenset[str], ...] = (
             "engine_parts",
             "feasibility",
             "model_runner",
+            "proposal_check",
             "request_book",
             "request_factory",
+            "request_options",
             "request_queue",
             "row_plan",
             "step_inputs",
+            "verification",
         }
     ),
     # 3: offline use and configuration.
     frozenset({"__init__", "bench", "compose", "llm", "load_progress", "results", "session"}),
     # 4: what people touch.
-    frozenset({"cli"}),
+    frozenset({"cli", "testing"}),
 )
 """Modules and packages right below `tokenloom`; a package has its place as a whole. A new one gets its line here."""
 

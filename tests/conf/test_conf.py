@@ -10,11 +10,15 @@ import yaml
 
 from tokenloom.compose import builtin_conf_dir, compose_config
 from tokenloom.compose.config_keys import settings_models
-from tokenloom.interfaces.contract import CONTRACT_VERSIONS, PluginChoice
+from tokenloom.interfaces.contract import CONTRACT_VERSIONS, REQUEST_KINDS, PluginChoice
 from tokenloom.plugins import RegisteredPlugin, default_registry
 
 CONF = builtin_conf_dir()
-OWN_PLUGINS = [plugin for plugin in default_registry().plugins() if plugin.package == "tokenloom"]
+OWN_PLUGINS = [
+    plugin
+    for plugin in default_registry().plugins()
+    if plugin.package == "tokenloom" and plugin.info.kind not in REQUEST_KINDS
+]
 FILES = sorted(path.relative_to(CONF) for path in CONF.rglob("*.yaml"))
 
 

@@ -53,6 +53,27 @@ def test_generate_shows_every_choice(words: list[str], capsys: pytest.CaptureFix
     assert "--- choice 1 ---" in out
 
 
+def test_generate_takes_every_sampling_option(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    options = [
+        *(
+            "temperature=0.8",
+            "seed=4",
+            "top_k=50",
+            "min_p=0.01",
+            "min_tokens=3",
+            "max_tokens=20",
+            "stop_token_ids=[66]",
+        ),
+        *("repetition_penalty=1.1", "presence_penalty=0.5", "frequency_penalty=-0.1", "logit_bias={65: 3.5, 67:-1}"),
+        *("allowed_token_ids=[65,66,67,68]", "bad_words=[AA,BB]", "logits_processors={no_repeat_ngram:{size:4}}"),
+    ]
+    assert main(["generate", "x", *words, *options]) == 0
+    text = capsys.readouterr().out.strip()
+    assert set(text) <= set("ACD")
+    assert len(text) >= 3
+    assert "AA" not in text
+
+
 def test_verbose_prints_the_memory_breakdown(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["generate", "x", *words, "max_tokens=1", "-v"]) == 0
     err = capsys.readouterr().err
@@ -65,6 +86,14 @@ def test_verbose_prints_the_memory_breakdown(words: list[str], capsys: pytest.Ca
     [
         ("temperature=-1", "temperature"),
         ("top_p=2", "top_p"),
+        ("repetition_penalty=0", "repetition_penalty"),
+        ("logit_bias={1:1000}", "logit_bias"),
+        ("logit_bias={x:1}", "logit_bias"),
+        ("allowed_token_ids=[]", "allowed_token_ids"),
+        ("allowed_token_ids=[100000]", "vocabulary"),
+        ("logits_processors={no_repeat:{}}", "no_repeat_ngram"),
+        ("logits_processors={no_repeat_ngram:{sise:2}}", "Did you mean 'size'?"),
+        ("logits_processor=no_repeat_ngram", "logits_processors"),
         ("max_tokens=0", "max_tokens"),
         ("temprature=1", "temperature"),
         ("attention=nope", "torch_sdpa"),
@@ -128,3 +157,38 @@ def test_bench_refuses_a_missing_folder_before_loading(
     output = f"output={tmp_path / 'missing' / 'out.json'}"
     assert main(["bench", "throughput", *words, f"workload={tmp_path / 'work.json'}", output]) == 2
     assert "folder does not exist" in capsys.readouterr().err
+
+
+def test_bench_compares_configurations_in_turn(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    work = [{"prompt": list(range(1, 40)), "max_tokens": 3}, {"prompt": list(range(1, 40)), "max_tokens": 2}]
+    (tmp_path / "work.json").write_text(json.dumps(work), encoding="utf-8")
+    files = [f"{name}={tmp_path / name}.json" for name in ("output", "dump_tokens")]
+    sweep = ["cache=none,hash", "scheduler.max_num_seqs=1,2", "repetitions=2"]
+    assert main(["bench", "throughput", *words, f"workload={tmp_path / 'work.json'}", *files, *sweep]) == 0
+    names = [f"cache={cache} scheduler.max_num_seqs={size}" for cache in ("none", "hash") for size in (1, 2)]
+    table = capsys.readouterr().out
+    assert [line[: line.index("  ")].strip() for line in table.splitlines() if "max_num_seqs" in line] == names
+    results = json.loads((tmp_path / "output.json").read_text(encoding="utf-8"))
+    assert list(results) == names
+    assert all(len(result["repetitions_wall_s"]) == 2 for result in results.values())
+    cached = [result["engine"]["num_cached_tokens"] for result in results.values()]
+    assert cached[:2] == [0, 0]
+    assert cached[2] == 32  # one after the other, the second request finds the first one's full blocks
+    tokens = json.loads((tmp_path / "dump_tokens.json").read_text(encoding="utf-8"))
+    assert [[len(ids) for ids in tokens[name]] for name in names] == [[3, 2]] * 4
+    assert all(tokens[name] == tokens[names[0]] for name in names)
+
+
+def test_bench_refuses_a_bad_point_before_any_runs(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "work.json").write_text(json.dumps([{"prompt": [1], "max_tokens": 1}]), encoding="utf-8")
+    command = ["bench", "throughput", *words, f"workload={tmp_path / 'work.json'}"]
+    assert main([*command, "cache=none,hsh"]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "Did you mean 'hash'" in captured.err
+    assert main([*command, "cache=none,hash", "keep_cache=true"]) == 2
+    assert "keep_cache" in capsys.readouterr().err

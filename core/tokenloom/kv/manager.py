@@ -91,7 +91,8 @@ class KVManager:
 
     def match(self, request: Request) -> PrefixMatch:
         """The longest cached prefix of a request's tokens, at most num_tokens - 1 of them (the last needs logits)."""
-        if not self._stores_prefixes:
+        # Logprobs of the prompt need its hidden states, which no cache holds.
+        if not self._stores_prefixes or request.num_missing_prompt_logprobs > 0:
             return PrefixMatch(0, tuple(() for _ in self.groups))
         length = (request.num_tokens - max(1, *(group.lookahead for group in self.groups))) // self.block_size
         found: list[list[int]] = [[] for _ in self.groups]

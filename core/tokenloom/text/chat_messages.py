@@ -14,7 +14,9 @@ def checked_messages(messages: object) -> list[dict[str, Any]]:
     """Checks a conversation and returns a copy of it in which `content` is text.
 
     Each message is a mapping with `role` (a string) and `content`: a string, a list of `{"type": "text", "text": ...}`
-    parts (joined with line breaks), or nothing where the message carries `tool_calls`. Other keys pass through.
+    parts (joined with line breaks), or nothing where the message carries `tool_calls`. Other keys pass through, except
+    those that are null: templates know missing keys, but write null as "None". What the model thought is found under
+    each of its usual names.
 
     Raises:
         RequestError: naming the message and the field at fault (also as `param`).
@@ -32,14 +34,25 @@ def _checked_message(message: object, where: str) -> dict[str, Any]:
     role = message.get("role")
     if not isinstance(role, str) or not role:
         _refuse(f"{where}.role", _found(message, "role") + "expected a string such as 'system', 'user' or 'assistant'")
+    fields = {**{key: value for key, value in message.items() if value is not None}, **_reasoning(message)}
     content = message.get("content")
     if content is None and message.get("tool_calls"):
-        return {**message, "content": None}
+        return fields
     if isinstance(content, list):
         content = "\n".join(_part_text(part, f"{where}.content[{index}]") for index, part in enumerate(content))
     if not isinstance(content, str):
         _refuse(f"{where}.content", _found(message, "content") + "expected a string or a list of text parts")
-    return {**message, "content": content}
+    return {**fields, "content": content}
+
+
+def _reasoning(message: Mapping[Any, Any]) -> dict[str, Any]:
+    """What the model thought, under the names that templates read it by; callers use any of three."""
+    names = ("reasoning_content", "thinking", "reasoning")
+    thought = next((message[name] for name in names if message.get(name) is not None), None)
+    if thought is None:
+        return {}
+    thinking = message.get("thinking")
+    return {"reasoning_content": thought, "thinking": thought if thinking is None else thinking}
 
 
 def _part_text(part: object, where: str) -> str:

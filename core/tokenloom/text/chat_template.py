@@ -19,7 +19,6 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from tokenloom.errors import RequestError
 from tokenloom.text.chat_messages import checked_messages, map_strings, strings_in
-from tokenloom.text.special_guard import unused_mark
 from tokenloom.text.tokenizer import Tokenizer
 
 __all__ = ["ChatTemplate"]
@@ -95,16 +94,16 @@ class ChatTemplate:
         conversation = checked_messages(messages)
         texts = list(strings_in([conversation, variables]))
         guard = tokenizer.guard
-        if not any(map(guard.is_at_risk, texts)):
+        if not any(map(guard.strings.are_risked_by, texts)):
             text = self._render(conversation, add_generation_prompt, variables)
             return tokenizer.encode(text, add_special_tokens=False)
-        mark = unused_mark([*texts, self._source or ""])
+        marks = guard.strings.marks([*texts, self._source or ""])
 
         def broken(text: str) -> str:
-            return guard.broken(text, mark)
+            return guard.strings.broken(text, marks)
 
         marked = map_strings(conversation, broken), map_strings(variables, broken)
-        return tokenizer.encode_marked(self._render(marked[0], add_generation_prompt, marked[1]), mark)
+        return tokenizer.encode_marked(self._render(marked[0], add_generation_prompt, marked[1]), marks)
 
     def _render(self, messages: list[dict[str, Any]], add_generation_prompt: bool, variables: dict[str, Any]) -> str:
         values = {**self._defaults, **variables, "messages": messages, "add_generation_prompt": add_generation_prompt}
@@ -159,5 +158,6 @@ class _GenerationBlock(Extension):
     tags = {"generation"}
 
     def parse(self, parser: Parser) -> nodes.Node | list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        line = next(parser.stream).lineno
+        # A scope of its own: what is set in the block does not hold after it.
+        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)

@@ -33,8 +33,9 @@ class TextDelta:
 class IncrementalDetokenizer:
     """The text of one output, token by token.
 
-    Without a stop, all deltas joined equal `tokenizer.decode` of all tokens, however they were pushed. What is held
-    back: an incomplete character, and the longest end of the text that is the beginning of a stop string.
+    Without a stop, all deltas joined equal `tokenizer.decode` of all tokens (with the same `continues`), however they
+    were pushed. What is held back: an incomplete character, and the longest end of the text that is the beginning of a
+    stop string.
 
     Args:
         tokenizer: gives each token's bytes.
@@ -42,6 +43,7 @@ class IncrementalDetokenizer:
         include_stop_str: the text ends with the stop string instead of before it.
         skip_special_tokens: control tokens add no text.
         min_tokens: text of the first so many tokens is not searched for stop strings.
+        continues: the output follows a prompt that has text, so a space at its start is a part of the whole text.
     """
 
     def __init__(
@@ -52,12 +54,13 @@ class IncrementalDetokenizer:
         include_stop_str: bool = False,
         skip_special_tokens: bool = True,
         min_tokens: int = 0,
+        continues: bool = False,
     ) -> None:
         self._tokenizer = tokenizer
         self._hidden = tokenizer.special_token_ids if skip_special_tokens else frozenset()
         self._matcher = StopMatcher(stop, include_stop_str=include_stop_str) if stop else None
         self._characters = codecs.getincrementaldecoder("utf-8")("replace")
-        self._strip_next_space = tokenizer.strips_leading_space
+        self._strip_next_space = tokenizer.strips_leading_space and not continues
         self._min_tokens = min_tokens
         self._num_tokens = 0
         self._has_ended = False

@@ -2,128 +2,123 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from tokenizers import AddedToken, Tokenizer, normalizers
+from tokenizers import Tokenizer, normalizers
 from tokenizers.models import BPE
 
+from tokenloom.checkpoint.tokenizer_source import TokenizerSource
 from tokenloom.errors import ModelError
-from tokenloom.loader.tokenizer_source import TokenizerSource
 from tokenloom.text.pre_tokenizers import SplitStyle, split_style
-from tokenloom.text.token_bytes import SPACE_MARK, TextForm
+from tokenloom.text.sentencepiece_vocabulary import PieceKind, SentencePieces, duplicate_in, matched_tokens
+from tokenloom.text.token_bytes import TextForm
 from tokenloom.text.tokenizer_parts import TokenizerParts
 
 __all__ = ["parts_from_gguf"]
 
-# tokenizer.ggml.token_type
-_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
+_log = logging.getLogger(__name__)
 
 
 def parts_from_gguf(source: TokenizerSource) -> TokenizerParts:
     """Builds the tokenizer that the metadata of `source` describes. Raises ModelError where it cannot."""
     metadata = _Metadata(source)
-    kind = metadata.text("model")
-    if kind == "gpt2":
-        style = split_style(metadata.text("pre", default="default"))
-        library, form, adds_bos = _byte_level(metadata, style), TextForm(byte_level=True), style.add_bos
-    elif kind == "llama":
-        with_space = metadata.flag("add_space_prefix", default=True)
-        library, adds_bos = _sentencepiece(metadata, with_space), True
-        form = TextForm(byte_level=False, byte_fallback=True, strip_leading_space=with_space)
-    else:
-        metadata.fail(
-            "model", f"{kind!r} is not supported; supported: 'gpt2' (byte-level BPE) and 'llama' (BPE by scores)"
-        )
     bos, eos, eot = (metadata.token_id(f"{name}_token_id") for name in ("bos", "eos", "eot"))
-    _add_matched_tokens(library, metadata, {token_id for token_id in (bos, eos, eot) if token_id is not None})
-    prefix = (bos,) if bos is not None and metadata.flag("add_bos_token", default=adds_bos) else ()
-    suffix = (eos,) if eos is not None and metadata.flag("add_eos_token", default=False) else ()
+    vocabulary = _vocabulary(metadata)
+    always_control = {token_id for token_id in (bos, eos, eot) if token_id is not None}
+    controls, plain = matched_tokens(metadata.tokens, metadata.types, always_control)
+    vocabulary.library.add_special_tokens(controls)
+    vocabulary.library.add_tokens(plain)
+    adds_bos = metadata.flag("add_bos_token", default=vocabulary.adds_bos)
+    adds_eos = metadata.flag("add_eos_token", default=vocabulary.adds_eos)
     return TokenizerParts(
-        library=library,
-        text_form=form,
+        library=vocabulary.library,
+        text_form=vocabulary.text_form,
         bos_token_id=bos,
         eos_token_ids=tuple(dict.fromkeys(token_id for token_id in (eos, eot) if token_id is not None)),
-        prefix_ids=prefix,
-        suffix_ids=suffix,
+        prefix_ids=(bos,) if adds_bos and bos is not None else (),
+        suffix_ids=(eos,) if adds_eos and eos is not None else (),
         named_tokens=_named_tokens(metadata),
         chat_template=source.chat_template,
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _Vocabulary:
+    library: Tokenizer
+    text_form: TextForm
+    adds_bos: bool
+    adds_eos: bool = False
+
+
+def _vocabulary(metadata: _Metadata) -> _Vocabulary:
+    kind = metadata.text("model")
+    if kind == "gpt2":
+        style = split_style(metadata.text("pre")) if metadata.has("pre") else _style_of_older_files(metadata)
+        return _Vocabulary(_byte_level(metadata, style), TextForm(byte_level=True), style.add_bos)
+    if kind in ("llama", "t5"):
+        pieces = _pieces(metadata, is_unigram=kind == "t5")
+        try:
+            library = pieces.build()
+        except ValueError as error:
+            raise ModelError(
+                f"{metadata.path}: tokenizer.ggml.tokens and scores do not make a tokenizer: {error}"
+            ) from error
+        return _Vocabulary(library, pieces.text_form, adds_bos=kind == "llama", adds_eos=kind == "t5")
+    metadata.fail(
+        "model",
+        f"{kind!r} is not supported; supported: 'gpt2' (byte-level BPE), 'llama' (BPE by scores) and 't5' (Unigram)",
+    )
+
+
+def _style_of_older_files(metadata: _Metadata) -> SplitStyle:
+    _log.warning(
+        "%s does not say how to split text (tokenizer.ggml.pre is missing); splitting as 'default', which may differ "
+        "from how the model was trained: a newer conversion of the model says it",
+        metadata.path,
+    )
+    return split_style("default")
+
+
 def _byte_level(metadata: _Metadata, style: SplitStyle) -> Tokenizer:
-    merges = [tuple(merge.split(" ")) for merge in metadata.array("merges")]
+    merges: list[Any] = [tuple(merge.split(" ")) for merge in metadata.array("merges")]
     wrong = next((merge for merge in merges if len(merge) != 2), None)
     if wrong is not None:
         metadata.fail("merges", f"{' '.join(wrong)!r} is not a pair of tokens with one space between them")
-    library = Tokenizer(_bpe(metadata, merges, ignore_merges=style.ignore_merges))
+    vocabulary = {token: token_id for token_id, token in enumerate(metadata.tokens)}
+    try:
+        library = Tokenizer(BPE(vocabulary, merges, ignore_merges=style.ignore_merges))
+    except Exception as error:  # the library raises nothing narrower
+        raise ModelError(f"{metadata.path}: tokenizer.ggml.merges and tokens do not fit together: {error}") from error
     library.pre_tokenizer = style.build()
     if style.nfc:
         library.normalizer = normalizers.NFC()
     return library
 
 
-def _sentencepiece(metadata: _Metadata, with_space: bool) -> Tokenizer:
-    unknown = metadata.token_id("unknown_token_id")
-    library = Tokenizer(
-        _bpe(
-            metadata,
-            _merges_by_score(metadata),
-            byte_fallback=True,
-            fuse_unk=True,
-            unk_token=None if unknown is None else metadata.tokens[unknown],
-        )
-    )
-    mark_spaces = normalizers.Replace(" ", SPACE_MARK)
-    library.normalizer = (
-        normalizers.Sequence([normalizers.Prepend(SPACE_MARK), mark_spaces]) if with_space else mark_spaces
-    )
-    return library
-
-
-def _merges_by_score(metadata: _Metadata) -> list[tuple[str, str]]:
-    """The merges that scores imply: any two pieces that make a piece, the best-scored result first."""
+def _pieces(metadata: _Metadata, *, is_unigram: bool) -> SentencePieces:
     scores = metadata.array("scores")
-    types = metadata.types
     if len(scores) != len(metadata.tokens):
         metadata.fail("scores", f"has {len(scores)} entries for {len(metadata.tokens)} tokens")
-    score_of = {
-        token: float(scores[token_id])
-        for token_id, token in enumerate(metadata.tokens)
-        if types[token_id] == _NORMAL and token
-    }
-    pairs = [
-        (score, token[:cut], token[cut:])
-        for token, score in score_of.items()
-        for cut in range(1, len(token))
-        if token[:cut] in score_of and token[cut:] in score_of
-    ]
-    pairs.sort(key=lambda pair: -pair[0])  # stable: equal scores keep the order of the vocabulary
-    return [(left, right) for _, left, right in pairs]
+    charsmap = metadata.array("precompiled_charsmap") if metadata.has("precompiled_charsmap") else ()
+    return SentencePieces(
+        tokens=metadata.tokens,
+        scores=[float(score) for score in scores],
+        kinds=metadata.types,
+        is_unigram=is_unigram,
+        unknown_id=_unknown_id(metadata),
+        space_prefix="each" if metadata.flag("add_space_prefix", default=not is_unigram) else "never",
+        squeezes_spaces=metadata.flag("remove_extra_whitespaces", default=False),
+        charsmap=bytes(int(byte) % 256 for byte in charsmap) or None,  # stored as signed or unsigned bytes
+    )
 
 
-def _bpe(metadata: _Metadata, merges: list[Any], **settings: Any) -> BPE:
-    vocabulary = dict(zip(metadata.tokens, range(len(metadata.tokens))))
-    if len(vocabulary) != len(metadata.tokens):
-        twice = next(token for token_id, token in enumerate(metadata.tokens) if vocabulary[token] != token_id)
-        metadata.fail("tokens", f"holds {twice!r} twice; each token must have one id")
-    try:
-        return BPE(vocabulary, merges, **settings)
-    except Exception as error:  # the library raises nothing narrower
-        raise ModelError(f"{metadata.path}: tokenizer.ggml.merges and tokens do not fit together: {error}") from error
-
-
-def _add_matched_tokens(library: Tokenizer, metadata: _Metadata, always_control: set[int]) -> None:
-    controls, plain = [], []
-    for token_id, (token, kind) in enumerate(zip(metadata.tokens, metadata.types)):
-        if not token:
-            continue
-        if kind in (_CONTROL, _UNKNOWN) or token_id in always_control:
-            controls.append(AddedToken(token, normalized=False, special=True))
-        elif kind == _USER_DEFINED:
-            plain.append(AddedToken(token, normalized=False, special=False))
-    library.add_special_tokens(controls)
-    library.add_tokens(plain)
+def _unknown_id(metadata: _Metadata) -> int | None:
+    stated = metadata.token_id("unknown_token_id")
+    marked = (token_id for token_id, kind in enumerate(metadata.types) if kind == PieceKind.UNKNOWN)
+    return next(marked, None) if stated is None else stated
 
 
 def _named_tokens(metadata: _Metadata) -> dict[str, str]:
@@ -141,11 +136,18 @@ class _Metadata:
         self.tokens: list[str] = list(self.array("tokens"))
         self.types: list[int] = (
             [int(kind) for kind in self.array("token_type")]
-            if "tokenizer.ggml.token_type" in self._values
-            else [_NORMAL] * len(self.tokens)
+            if self.has("token_type")
+            else [PieceKind.NORMAL] * len(self.tokens)
         )
         if len(self.types) != len(self.tokens):
             self.fail("token_type", f"has {len(self.types)} entries for {len(self.tokens)} tokens")
+
+        twice = duplicate_in(self.tokens)
+        if twice is not None:
+            self.fail("tokens", f"holds {twice!r} twice; each token must have one id")
+
+    def has(self, key: str) -> bool:
+        return self._values.get(f"tokenizer.ggml.{key}") is not None
 
     def fail(self, key: str, problem: str) -> NoReturn:
         raise ModelError(f"{self.path}: tokenizer.ggml.{key}: {problem}")

@@ -1,17 +1,17 @@
-"""Builds a tokenizer from a Hugging Face folder: tokenizer.json, tokenizer_config.json, special_tokens_map.json."""
+"""Builds a tokenizer from a Hugging Face folder: its vocabulary, and what the other files of the folder add to it."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from tokenizers import AddedToken, Tokenizer
 
+from tokenloom.checkpoint.tokenizer_source import TokenizerSource
 from tokenloom.errors import ModelError
-from tokenloom.loader.tokenizer_source import TokenizerSource
-from tokenloom.text.token_bytes import SPACE_MARK, TextForm
+from tokenloom.text.hf_vocabulary import read_vocabulary
 from tokenloom.text.tokenizer_parts import TokenizerParts
 
 __all__ = ["parts_from_hf"]
@@ -23,22 +23,25 @@ _TOKEN_FLAGS = ("lstrip", "rstrip", "normalized", "single_word")
 def parts_from_hf(source: TokenizerSource) -> TokenizerParts:
     """Builds the tokenizer that lies in the folder `source.path`. Raises ModelError where it cannot."""
     folder = source.path
-    library = _read_tokenizer(folder / "tokenizer.json")
     # The newer file first: where both name a token, tokenizer_config.json counts.
     config = _read_json(folder / "special_tokens_map.json") | _read_json(folder / "tokenizer_config.json")
+    vocabulary = read_vocabulary(folder, config)
+    library = vocabulary.library
     _add_declared_tokens(library, config, folder)
-    named = {name: text for name in _NAMED_TOKENS if (text := _token_text(config.get(name))) is not None}
+    # A token that the config names as null does not exist.
+    defaults = {name: text for name, text in vocabulary.named_tokens.items() if library.token_to_id(text) is not None}
+    named = {name: text for name in _NAMED_TOKENS if (text := _token_text((defaults | config).get(name))) is not None}
     _mark_special(library, [*named.values(), *_extra_special_tokens(config)])
     bos = _token_id(library, named, "bos_token", folder)
     eos, eot = (_token_id(library, named, name, folder) for name in ("eos_token", "eot_token"))
     prefix, suffix = _surrounding_ids(library)
-    if config.get("add_bos_token") is True and bos is not None and bos not in prefix:
+    if config.get("add_bos_token", vocabulary.adds_bos) is True and bos is not None and bos not in prefix:
         prefix = (bos, *prefix)
     if config.get("add_eos_token") is True and eos is not None and eos not in suffix:
         suffix = (*suffix, eos)
     return TokenizerParts(
         library=library,
-        text_form=_text_form(library, folder),
+        text_form=vocabulary.text_form,
         bos_token_id=bos,
         eos_token_ids=tuple(dict.fromkeys(token_id for token_id in (eos, eot) if token_id is not None)),
         prefix_ids=prefix,
@@ -46,22 +49,6 @@ def parts_from_hf(source: TokenizerSource) -> TokenizerParts:
         named_tokens=named,
         chat_template=source.chat_template,
     )
-
-
-def _read_tokenizer(path: Path) -> Tokenizer:
-    if not path.is_file():
-        raise ModelError(
-            f"{path.parent} has no tokenizer.json; tokenloom reads only this form of a tokenizer. Try a folder that "
-            "has it (saving the tokenizer again with a recent Transformers writes one), or a GGUF file of the model"
-        )
-    try:
-        library = Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises nothing narrower
-        raise ModelError(f"{path} cannot be read as a tokenizer: {error}") from error
-    # Settings of the training run: a prompt is never cut or padded in silence.
-    library.no_truncation()
-    library.no_padding()
-    return library
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -91,22 +78,36 @@ def _extra_special_tokens(config: Mapping[str, Any]) -> list[str]:
 
 
 def _add_declared_tokens(library: Tokenizer, config: Mapping[str, Any], folder: Path) -> None:
-    """Adds tokens of `added_tokens_decoder` that tokenizer.json lacks; their ids are fixed by the file."""
-    path = folder / "tokenizer_config.json"
-    try:
-        declared = [(int(key), dict(entry)) for key, entry in (config.get("added_tokens_decoder") or {}).items()]
-        tokens = [(token_id, str(entry["content"]), entry) for token_id, entry in declared]
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise ModelError(f"{path}: added_tokens_decoder is not a table of id to token: {error!r}") from error
-    for token_id, content, entry in sorted(tokens, key=lambda token: token[0]):
-        if library.token_to_id(content) is None:
-            flags = {name: bool(entry[name]) for name in _TOKEN_FLAGS if name in entry}
-            library.add_tokens([AddedToken(content, special=bool(entry.get("special")), **flags)])
-        if library.token_to_id(content) != token_id:
+    """Adds the tokens that the folder declares and the vocabulary's own file does not; their ids are fixed."""
+    declared = sorted(_declared_tokens(config, folder), key=lambda entry: entry[1])
+    known = {token.content: token for token in library.get_added_tokens_decoder().values()}
+    missing = [
+        token
+        for _, _, token in declared
+        if token.content not in known or (token.special and not known[token.content].special)
+    ]
+    library.add_tokens(missing)
+    for path, token_id, token in declared:
+        if library.token_to_id(token.content) != token_id:
             raise ModelError(
-                f"{path} gives {content!r} the id {token_id}, tokenizer.json makes it {library.token_to_id(content)}; "
-                "the two files belong to different models"
+                f"{path} gives {token.content!r} the id {token_id}, the vocabulary makes it "
+                f"{library.token_to_id(token.content)}; the files belong to different models"
             )
+
+
+def _declared_tokens(config: Mapping[str, Any], folder: Path) -> Iterator[tuple[Path, int, AddedToken]]:
+    """The tokens of `added_tokens_decoder`, and of added_tokens.json in folders that are older than this key."""
+    path, key = folder / "tokenizer_config.json", "added_tokens_decoder"
+    try:
+        declared = config.get(key) or {}
+        for token_id, entry in declared.items():
+            flags = {name: bool(entry[name]) for name in _TOKEN_FLAGS if name in entry}
+            yield path, int(token_id), AddedToken(str(entry["content"]), special=bool(entry.get("special")), **flags)
+        path, key = folder / "added_tokens.json", "the file"
+        for content, token_id in ({} if declared else _read_json(path)).items():
+            yield path, int(token_id), AddedToken(content)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ModelError(f"{path}: {key} is not a table of tokens and ids: {error!r}") from error
 
 
 def _mark_special(library: Tokenizer, texts: list[str]) -> None:
@@ -121,7 +122,7 @@ def _token_id(library: Tokenizer, named: Mapping[str, str], name: str, folder: P
         return None
     token_id = library.token_to_id(text)
     if token_id is None:
-        raise ModelError(f"{folder}/tokenizer_config.json: {name}={text!r} is not a token of tokenizer.json")
+        raise ModelError(f"{folder}/tokenizer_config.json: {name}={text!r} is not a token of the vocabulary")
     return token_id
 
 
@@ -131,39 +132,3 @@ def _surrounding_ids(library: Tokenizer) -> tuple[tuple[int, ...], tuple[int, ..
     own = [position for position, is_special in enumerate(encoding.special_tokens_mask) if not is_special]
     first, last = (own[0], own[-1]) if own else (len(encoding.ids), len(encoding.ids))
     return tuple(encoding.ids[:first]), tuple(encoding.ids[last + 1 :])
-
-
-def _text_form(library: Tokenizer, folder: Path) -> TextForm:
-    """Reads off the decoder how token strings become text."""
-    # The library shows a decoder's settings only in its pickled state, which is JSON.
-    state: Any = library.decoder.__getstate__() if library.decoder is not None else b'{"type": "none"}'
-    decoder: dict[str, Any] = json.loads(state)
-    steps: list[dict[str, Any]] = decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
-    kinds = {step["type"] for step in steps}
-    if "ByteLevel" in kinds and kinds <= {"ByteLevel", "Fuse"}:
-        return TextForm(byte_level=True)
-    marks_spaces = any(step["type"] in ("Metaspace", "Replace") for step in steps)
-    if marks_spaces and all(map(_is_spaced_step, steps)):
-        strips = any(
-            step["type"] == "Strip" or (step["type"] == "Metaspace" and step["prepend_scheme"] != "never")
-            for step in steps
-        )
-        return TextForm(byte_level=False, byte_fallback="ByteFallback" in kinds, strip_leading_space=strips)
-    raise ModelError(
-        f"{folder}/tokenizer.json: the decoder {', '.join(sorted(kinds))} is not supported in this form; supported: "
-        f"ByteLevel, Metaspace, and sequences of Replace {SPACE_MARK!r} by ' ', ByteFallback, Fuse, Strip of one ' ' "
-        "at the start"
-    )
-
-
-def _is_spaced_step(step: Mapping[str, Any]) -> bool:
-    """Whether `TextForm` without byte level does what this step of a decoder does."""
-    match step:
-        case {"type": "ByteFallback" | "Fuse"} | {"type": "Metaspace", "replacement": "▁"}:
-            return True
-        case {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}:
-            return True
-        case {"type": "Strip", "content": " ", "start": 1, "stop": 0}:
-            return True
-        case _:
-            return False

@@ -44,12 +44,16 @@ class OutputProcessor:
     def add(self, request: Request) -> None:
         """Starts the text of a request."""
         params = request.params
+        follows_text = self._tokenizer.has_text(
+            request.prompt_token_ids, skip_special_tokens=params.skip_special_tokens
+        )
         detokenizer = IncrementalDetokenizer(
             self._tokenizer,
             tuple(params.stop),
             include_stop_str=params.include_stop_str_in_output,
             skip_special_tokens=params.skip_special_tokens,
             min_tokens=params.min_tokens,
+            continues=follows_text,
         )
         self._choices[request.request_id] = _Choice(detokenizer, params.include_stop_str_in_output)
 

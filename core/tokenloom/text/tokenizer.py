@@ -7,8 +7,9 @@ from collections.abc import Iterable
 from functools import cached_property
 from typing import final
 
+from tokenloom.checkpoint.tokenizer_source import TokenizerSource
 from tokenloom.errors import ModelError, RequestError
-from tokenloom.loader.tokenizer_source import TokenizerSource
+from tokenloom.text.control_marks import ControlMarks
 from tokenloom.text.gguf_vocabulary import parts_from_gguf
 from tokenloom.text.hf_tokenizer_files import parts_from_hf
 from tokenloom.text.special_guard import SpecialGuard
@@ -50,7 +51,7 @@ class Tokenizer:
         special_token_ids: the control tokens, which `skip_special_tokens` leaves out of the text.
         named_tokens: `bos_token`, `eos_token`, ... with their strings, as chat templates know them.
         chat_template: the model's own template (Jinja source), or None.
-        strips_leading_space: decoding takes away one space at the very start, because encoding puts one there.
+        strips_leading_space: decoding takes away one space at the start of a text, because encoding puts one there.
     """
 
     def __init__(self, parts: TokenizerParts, vocab_size: int) -> None:
@@ -77,7 +78,7 @@ class Tokenizer:
     @cached_property
     def guard(self) -> SpecialGuard:
         """Encodes text whose control strings are not control tokens."""
-        return SpecialGuard(self._library)
+        return SpecialGuard(self._library, self._text_form)
 
     def encode(self, text: str, *, add_special_tokens: bool = True, allow_special: bool = True) -> list[int]:
         """Encodes `text`.
@@ -91,7 +92,7 @@ class Tokenizer:
             RequestError: not a string, a lone surrogate, or a token that the model has no embedding for.
         """
         _check_text(text)
-        ids = self._library.encode(text, add_special_tokens=False).ids if allow_special else self.guard.encode(text)
+        ids = self._encode_special(text) if allow_special else self.guard.encode(text)
         if add_special_tokens:
             if ids and self.bos_token_id is not None and self._prefix_ids[-1:] == [self.bos_token_id] == ids[:1]:
                 _log.warning(
@@ -102,18 +103,33 @@ class Tokenizer:
             ids = [*self._prefix_ids, *ids, *self._suffix_ids]
         return self._checked_ids(ids)
 
-    def encode_marked(self, text: str, mark: str) -> list[int]:
-        """Encodes template output whose user text went through `guard.broken(..., mark)`. Adds no special tokens."""
+    def encode_marked(self, text: str, marks: ControlMarks) -> list[int]:
+        """Encodes template output whose user text was broken by `marks`. Adds no special tokens."""
         _check_text(text)
-        return self._checked_ids(self.guard.encode_marked(text, mark))
+        return self._checked_ids(self.guard.encode_marked(text, marks))
 
-    def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
-        """Decodes `ids`; bytes that are not UTF-8 become U+FFFD. Raises RequestError on an id out of range."""
+    def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True, continues: bool = False) -> str:
+        """Decodes `ids`; bytes that are not UTF-8 become U+FFFD.
+
+        Args:
+            ids: token ids of the model.
+            skip_special_tokens: control tokens add no text.
+            continues: the ids follow others that have text, so a space at their start is a part of the whole text.
+                `decode(a + b) == decode(a) + decode(b, continues=has_text(a))`, if no character spans both.
+
+        Raises:
+            RequestError: an id is out of range.
+        """
         hidden = self.special_token_ids if skip_special_tokens else frozenset()
         data = b"".join([self.token_bytes(token_id) for token_id in ids if token_id not in hidden])
-        if self.strips_leading_space:
+        if self.strips_leading_space and not continues:
             data = data.removeprefix(b" ")
         return data.decode("utf-8", errors="replace")
+
+    def has_text(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> bool:
+        """Whether `ids` decode to any text. Looks no further than the first token that does."""
+        hidden = self.special_token_ids if skip_special_tokens else frozenset()
+        return any(token_id not in hidden and self.token_bytes(token_id) for token_id in ids)
 
     def token_bytes(self, token_id: int) -> bytes:
         """Returns the bytes that a token adds to the text: possibly part of a character, empty for a padded row."""
@@ -129,6 +145,10 @@ class Tokenizer:
         if not 0 <= token_id < self.vocab_size:
             raise RequestError(f"token id {token_id} is out of range; the model knows 0 to {self.vocab_size - 1}")
         return self._library.id_to_token(token_id) or ""
+
+    def _encode_special(self, text: str) -> list[int]:
+        ids: list[int] = self._library.encode(self._text_form.prepared(text), add_special_tokens=False).ids
+        return ids
 
     def _checked_ids(self, ids: list[int]) -> list[int]:
         if ids and max(ids) >= self.vocab_size:

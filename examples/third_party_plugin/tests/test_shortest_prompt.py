@@ -10,12 +10,26 @@ from tokenloom.interfaces.scheduler import SchedulerContext, SchedulerView
 from tokenloom.interfaces.scheduling_policy import VictimPolicy
 from tokenloom.request import Request, RequestView
 from tokenloom.sampling_params import SamplingParams
+from tokenloom.testing import SchedulerSuite
 
 from tokenloom_example.shortest_prompt import ShortestPromptPolicy
 
 LIMITS = SchedulerContext(
     max_num_seqs=8, max_num_batched_tokens=256, max_model_len=4096, block_size=16, num_usable_blocks=100
 )
+
+
+class TestShortestPrompt(SchedulerSuite):
+    """The rules that every scheduler keeps: budget, progress, no starvation, and more."""
+
+    plugin = "shortest_prompt"
+
+
+class TestShortestPromptThatHardlyAges(SchedulerSuite):
+    """A token per second, of which a step of the suite takes one: the longest of its prompts still has its turn."""
+
+    plugin = "shortest_prompt"
+    settings = {"ageing_tokens_per_s": 1.0}
 
 
 @final

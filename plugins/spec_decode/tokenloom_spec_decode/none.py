@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import final
+from typing import ClassVar, final
 
 from tokenloom.interfaces.spec_decode import (
     DraftBatch,
@@ -12,6 +12,7 @@ from tokenloom.interfaces.spec_decode import (
     DrafterNeeds,
     Proposal,
     SpecDecodeConfig,
+    Verifier,
 )
 
 __all__ = ["NoneConfig", "NoneDrafter"]
@@ -20,6 +21,9 @@ __all__ = ["NoneConfig", "NoneDrafter"]
 @final
 class NoneConfig(SpecDecodeConfig):
     """`spec_decode=none` has no settings."""
+
+    # No key of this plugin: where nothing is drafted there is nothing to choose.
+    verifier: ClassVar[Verifier] = "position_noise"  # type: ignore[misc]
 
     def build(self, context: DrafterContext) -> NoneDrafter:
         return NoneDrafter()

@@ -10,8 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import final
 
-from tests.core.engine_harness import build_prefix_cache
-from tests.core.stub_model import full_group, stub_request
 from tokenloom.batch import BlockTableUpdate
 from tokenloom.clock import VirtualClock
 from tokenloom.interfaces.cache import CacheContext
@@ -19,6 +17,8 @@ from tokenloom.interfaces.executor import KVGroupSpec
 from tokenloom.kv.block_pool import BlockState
 from tokenloom.kv.manager import KVManager, PrefixMatch
 from tokenloom.request import Request
+from tokenloom.testing.engine_harness import build_prefix_cache
+from tokenloom.testing.stub_model import full_group, stub_request
 
 __all__ = ["LAYOUTS", "ModelledKV"]
 

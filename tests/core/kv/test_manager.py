@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from tests.core.engine_harness import build_prefix_cache
-from tests.core.stub_model import full_group, stub_request
 from tokenloom.batch import BlockTableUpdate
 from tokenloom.clock import VirtualClock
 from tokenloom.interfaces.cache import CacheContext, PrefixCache
 from tokenloom.interfaces.executor import KVGroupSpec
 from tokenloom.kv.manager import KVManager
 from tokenloom.request import Request
+from tokenloom.testing.engine_harness import build_prefix_cache
+from tokenloom.testing.stub_model import full_group, stub_request
 
 BLOCK = 4
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.core.stub_model import full_group
 from tokenloom.errors import OutOfMemoryError
 from tokenloom.kv.memory_plan import MemoryBudget, format_bytes, plan_memory
+from tokenloom.testing.stub_model import full_group
 
 BUDGET = MemoryBudget(weights=1_000, activation_peak=100, workspace=50, available=1_000)
 GROUP = full_group(page_bytes=10)

@@ -6,8 +6,6 @@ from collections.abc import Callable, Iterable, Sequence
 
 import pytest
 
-from tests.core.engine_harness import build_prefix_cache
-from tests.core.stub_model import stub_request
 from tokenloom.interfaces.cache import (
     BlockKey,
     CacheContext,
@@ -20,6 +18,8 @@ from tokenloom.interfaces.cache import (
 from tokenloom.kv.block_pool import BlockState
 from tokenloom.kv.pool import KVPool
 from tokenloom.request import RequestView
+from tokenloom.testing.engine_harness import build_prefix_cache
+from tokenloom.testing.stub_model import stub_request
 
 REQUEST = stub_request("r", [1])
 KEYS = [bytes([index]) * 32 for index in range(8)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -112,3 +113,68 @@ def test_build_op_table_gives_the_reference_on_cpu() -> None:
     assert table.add_rms_norm is torch_ops.add_rms_norm
     assert table.rotary is torch_ops.rotary
     assert table.silu_and_mul is torch_ops.silu_and_mul
+
+
+@pytest.mark.parametrize("num_rows", SIZES)
+def test_rms_norm_with_a_float32_weight_rounds_once(num_rows: int) -> None:
+    x, weight = _random(1, num_rows, 33, dtype=torch.bfloat16), 1.0 + 1e-3 * _random(2, 33)
+    normed = torch_ops.rms_norm(x, weight, 1e-5)
+    torch.testing.assert_close(normed, _exact_rms_norm(x, weight, 1e-5).bfloat16(), rtol=0.0, atol=0.0)
+
+
+@pytest.mark.parametrize("weight_dtype", RELATIVE)
+@pytest.mark.parametrize("dtype", RELATIVE)
+@pytest.mark.parametrize("num_rows", SIZES)
+def test_head_rms_norm_norms_each_head_with_its_weight(
+    num_rows: int, dtype: torch.dtype, weight_dtype: torch.dtype
+) -> None:
+    projected = _random(1, num_rows, 7, 10, dtype=dtype)
+    kept = projected.clone()
+    weights = _random(2, 2, 10, dtype=weight_dtype)
+    normed = torch_ops.head_rms_norm(projected[:, :5], weights, 3, 1e-5)  # strided, as queries and keys lie
+    assert normed.dtype == dtype
+    assert torch.equal(projected, kept)
+    rows = [weights[0]] * 3 + [weights[1]] * 2
+    expected = [_exact_rms_norm(kept[:, head], row, 1e-5) for head, row in enumerate(rows)]
+    torch.testing.assert_close(
+        normed.double(), torch.stack(expected, 1), rtol=RELATIVE[dtype], atol=RELATIVE[dtype] / 100
+    )
+
+
+@pytest.mark.parametrize("dtype", RELATIVE)
+@pytest.mark.parametrize("num_rows", SIZES)
+def test_gelu_tanh_and_mul_gates_the_second_half_by_the_first(num_rows: int, dtype: torch.dtype) -> None:
+    gate_up = _random(1, num_rows, 34, dtype=dtype)
+    kept = gate_up.clone()
+    gate, up = gate_up[:, :17].double(), gate_up[:, 17:].double()
+    gelu = 0.5 * gate * (1 + torch.tanh(math.sqrt(2 / math.pi) * (gate + 0.044715 * gate**3)))
+    found = torch_ops.gelu_tanh_and_mul(gate_up)
+    assert found.dtype == dtype
+    torch.testing.assert_close(found.double(), gelu * up, rtol=2 * RELATIVE[dtype], atol=2 * RELATIVE[dtype])
+    assert torch.equal(gate_up, kept)
+
+
+@pytest.fixture
+def three_threads() -> Iterator[None]:
+    """More than one, and not a power of two: parts of a tensor then end within rows and within vectors."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("three_threads")
+@pytest.mark.parametrize("size", [2560, 3001, 40000])
+@pytest.mark.parametrize("dtype", RELATIVE)
+def test_deterministic_activations_do_not_depend_on_the_other_rows(size: int, dtype: torch.dtype) -> None:
+    ops = build_op_table(torch.device("cpu"), deterministic=True)
+    gate_up = _random(1, 47, 2 * size, dtype=dtype)
+    for activate, plain in (
+        (ops.silu_and_mul, torch_ops.silu_and_mul),
+        (ops.gelu_tanh_and_mul, torch_ops.gelu_tanh_and_mul),
+    ):
+        whole = activate(gate_up)
+        alone = torch.cat([activate(gate_up[row : row + 1]) for row in range(47)])
+        assert torch.equal(whole, alone)
+        torch.testing.assert_close(whole, plain(gate_up))
+    assert ops.silu_and_mul(gate_up[:0]).shape == (0, size)

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from tests.core.scheduling.desk import Desk
-from tests.core.stub_model import full_group, stub_request
 from tokenloom.batch import PreemptMode
 from tokenloom.interfaces.scheduler import Grant, Shortfall
 from tokenloom.request import Request, RequestStatus
 from tokenloom.scheduling import StepLedger
+from tokenloom.testing.desk import Desk
+from tokenloom.testing.stub_model import full_group, stub_request
 
 # ---- single rules ----
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 import pytest
 
-from tests.core.scheduling.desk import Desk
 from tokenloom.batch import Preemption, PreemptMode, SchedulePlan
 from tokenloom.errors import PluginContractError
 from tokenloom.scheduling import check_plan
+from tokenloom.testing.desk import Desk
 
 
 def crowded_desk() -> Desk:

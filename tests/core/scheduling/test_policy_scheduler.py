@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from tests.core.scheduling.desk import Desk
 from tokenloom.batch import SchedulePlan
 from tokenloom.interfaces.scheduler import Ledger, SchedulerView
 from tokenloom.interfaces.scheduler_events import SchedulerEvent, StepLanded
 from tokenloom.interfaces.scheduling_policy import SchedulingPolicy
 from tokenloom.request import RequestView
 from tokenloom.scheduling import PolicyScheduler
+from tokenloom.testing.desk import Desk
 
 Select = Callable[[RequestView, Sequence[RequestView]], RequestView | None]
 

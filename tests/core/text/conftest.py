@@ -11,7 +11,8 @@ import pytest
 from tokenizers import Tokenizer as LibraryTokenizer
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from tokenloom.loader.tokenizer_source import TokenizerSource
+from tests.core.text.tiny_sentencepiece import gguf_metadata, train
+from tokenloom.checkpoint.tokenizer_source import TokenizerSource
 from tokenloom.text import Tokenizer, build_tokenizer
 
 _CONTROLS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
@@ -125,7 +126,19 @@ def spaced_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     return _from_hf(folder, vocab_size=420)
 
 
-@pytest.fixture(params=["byte_tokenizer", "spaced_tokenizer"])
+@pytest.fixture(scope="session")
+def scored_tokenizer() -> Tokenizer:
+    """SentencePiece BPE from GGUF metadata."""
+    return _from_gguf(gguf_metadata(train()))
+
+
+@pytest.fixture(scope="session")
+def unigram_tokenizer() -> Tokenizer:
+    """SentencePiece Unigram from GGUF metadata, with a space in front of texts."""
+    return _from_gguf(gguf_metadata(train("unigram"), "t5"))
+
+
+@pytest.fixture(params=["byte_tokenizer", "spaced_tokenizer", "scored_tokenizer", "unigram_tokenizer"])
 def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
     """Each kind of tokenizer in turn."""
     value: Tokenizer = request.getfixturevalue(request.param)

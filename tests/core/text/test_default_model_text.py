@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
+from tokenloom.checkpoint.tokenizer_source import TokenizerSource
 from tokenloom.loader.checkpoint import open_checkpoint
 from tokenloom.loader.sources import resolve_model
-from tokenloom.loader.tokenizer_source import TokenizerSource
 from tokenloom.text import ChatTemplate, IncrementalDetokenizer, Tokenizer, build_tokenizer
 
 pytestmark = pytest.mark.slow

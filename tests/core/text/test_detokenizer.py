@@ -9,7 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tokenloom.engine_output import EngineOutput, RequestTimes
+from tokenloom.request import FinishReason, Request
+from tokenloom.sampling_params import SamplingParams
 from tokenloom.text import IncrementalDetokenizer, TextDelta, Tokenizer
+from tokenloom.text.output_processor import OutputProcessor
 
 REPLY = "Hello, hello! 👨‍👩‍👧 日本日本語 e\u0301e\u0301 aabaabaac \n\n<end> naïve 🇩🇪🇩🇪"
 
@@ -53,22 +57,22 @@ def _ids(tokenizer: Tokenizer, text: str) -> list[int]:
 class TestWithoutStop:
     @given(data=st.data())
     @settings(max_examples=300, deadline=None, derandomize=True)
-    def test_deltas_join_to_the_decode_of_any_tokens(self, byte_tokenizer: Tokenizer, data: st.DataObject) -> None:
-        self._check_any_tokens(byte_tokenizer, data)
-
-    @given(data=st.data())
-    @settings(max_examples=300, deadline=None, derandomize=True)
-    def test_deltas_join_to_the_decode_of_any_spaced_tokens(
-        self, spaced_tokenizer: Tokenizer, data: st.DataObject
+    def test_deltas_join_to_the_decode_of_any_tokens(
+        self,
+        byte_tokenizer: Tokenizer,
+        spaced_tokenizer: Tokenizer,
+        scored_tokenizer: Tokenizer,
+        unigram_tokenizer: Tokenizer,
+        data: st.DataObject,
     ) -> None:
-        self._check_any_tokens(spaced_tokenizer, data)
-
-    def _check_any_tokens(self, tokenizer: Tokenizer, data: st.DataObject) -> None:
-        ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size - 1), max_size=40))
-        skip = data.draw(st.booleans())
+        tokenizer = data.draw(
+            st.sampled_from([byte_tokenizer, spaced_tokenizer, scored_tokenizer, unigram_tokenizer]), "tokenizer"
+        )
+        ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size - 1), max_size=40), "ids")
+        skip, continues = data.draw(st.booleans(), "skip"), data.draw(st.booleans(), "continues")
         chunks = _chunks(ids, random.Random(data.draw(st.integers(0, 99))))
-        detokenizer = IncrementalDetokenizer(tokenizer, (), skip_special_tokens=skip)
-        expected = tokenizer.decode(ids, skip_special_tokens=skip)
+        detokenizer = IncrementalDetokenizer(tokenizer, (), skip_special_tokens=skip, continues=continues)
+        expected = tokenizer.decode(ids, skip_special_tokens=skip, continues=continues)
         assert _run(detokenizer, chunks) == TextDelta(expected, None, len(ids))
 
     @given(text=st.text(alphabet=st.characters(exclude_categories=["Cs"], exclude_characters="▁\ufffd"), max_size=30))
@@ -107,6 +111,116 @@ class TestWithoutStop:
         detokenizer = IncrementalDetokenizer(tokenizer, ("x",))
         assert detokenizer.push([]) == TextDelta("", None, 0)
         assert detokenizer.finish() == TextDelta("", None, 0)
+
+
+class TestContext:
+    """A space that begins an output belongs to the text, unless nothing comes before it."""
+
+    SPACED = ("spaced_tokenizer", "scored_tokenizer")
+
+    @given(text=st.text(alphabet="the dog\n<|é", max_size=20), cut=st.integers(0, 20), skip=st.booleans())
+    @settings(max_examples=200, deadline=None, derandomize=True)
+    def test_prompt_and_output_join_to_the_whole_text(
+        self,
+        byte_tokenizer: Tokenizer,
+        spaced_tokenizer: Tokenizer,
+        scored_tokenizer: Tokenizer,
+        text: str,
+        cut: int,
+        skip: bool,
+    ) -> None:
+        for tokenizer in (byte_tokenizer, spaced_tokenizer, scored_tokenizer):
+            ids = [1, *_ids(tokenizer, text)]
+            prompt, output = ids[:cut], ids[cut:]
+            if "\ufffd" in tokenizer.decode(prompt):  # the cut is within a character
+                continue
+            continues = tokenizer.has_text(prompt, skip_special_tokens=skip)
+            joined = tokenizer.decode(prompt, skip_special_tokens=skip)
+            detokenizer = IncrementalDetokenizer(tokenizer, (), skip_special_tokens=skip, continues=continues)
+            joined += _run(detokenizer, [[token_id] for token_id in output]).text
+            assert joined == tokenizer.decode(ids, skip_special_tokens=skip)
+
+    @pytest.mark.parametrize("fixture", SPACED)
+    def test_a_continuation_keeps_its_first_space(self, request: pytest.FixtureRequest, fixture: str) -> None:
+        tokenizer: Tokenizer = request.getfixturevalue(fixture)
+        ids = _ids(tokenizer, "dog")
+        assert tokenizer.decode(ids) == "dog"
+        assert tokenizer.decode(ids, continues=True) == " dog"
+        assert IncrementalDetokenizer(tokenizer, (), continues=True).push(ids).text == " dog"
+        assert IncrementalDetokenizer(tokenizer, ("do",), continues=True).push(ids).text == " "
+
+    @pytest.mark.parametrize("fixture", SPACED)
+    def test_only_tokens_that_are_shown_are_context(self, request: pytest.FixtureRequest, fixture: str) -> None:
+        tokenizer: Tokenizer = request.getfixturevalue(fixture)
+        padded_row = tokenizer.vocab_size - 1
+        assert not tokenizer.has_text([])
+        assert not tokenizer.has_text([1, 2, 1])
+        assert tokenizer.has_text([1], skip_special_tokens=False)
+        assert tokenizer.has_text([1, *_ids(tokenizer, "x")])
+        if not tokenizer.id_to_token(padded_row):
+            assert not tokenizer.has_text([padded_row])
+
+    @pytest.mark.parametrize("fixture", SPACED)
+    @pytest.mark.parametrize(("prompt", "text"), [("The quick", " dog"), ("", "dog")])
+    def test_outputs_of_requests_follow_their_prompts(
+        self, request: pytest.FixtureRequest, fixture: str, prompt: str, text: str
+    ) -> None:
+        tokenizer: Tokenizer = request.getfixturevalue(fixture)
+        prompt_ids = tokenizer.encode(prompt)
+        assert prompt_ids[0] == 1
+        processor = OutputProcessor(tokenizer, lambda *_: None)
+        processor.add(Request("r", prompt_ids, SamplingParams(), seed=0, max_total_tokens=99))
+        output = EngineOutput(
+            *("r", _ids(tokenizer, "dog"), (), FinishReason.LENGTH, None, 0, None, 0.0, RequestTimes(0.0))
+        )
+        assert [delta.text for delta in processor.process([output])] == [text]
+
+
+class TestInvalidBytes:
+    """Bytes that are not UTF-8: each maximal part that could have begun a character is one U+FFFD, as Python has it."""
+
+    CASES = [
+        *(b"\x80", b"a\x80\x80b", b"\xc3", b"\xc3(", b"\xc3\xc3\xa9", b"\xe6\x97a", b"\xe6\x97\xe6\x97\xa5"),
+        *(b"\xf0\x9f\x98", b"\xf0\x9f\x98\xf0\x9f\x98\x80", b"\xf0\x9fx\x98\x80", b"\xc0\x80", b"\xed\xa0\x80"),
+        *(b"\xf4\x90\x80\x80", b"\xf8\x88\x80\x80\x80", b"\xff\xfe", b"\xe2\x82", b"\xef\xbf\xbd", b"\x00"),
+    ]
+
+    @staticmethod
+    def _byte_ids(tokenizer: Tokenizer, data: bytes) -> list[int]:
+        ids = {tokenizer.token_bytes(i): i for i in range(tokenizer.vocab_size - 1, -1, -1)}
+        return [ids[bytes([byte])] for byte in data]
+
+    @pytest.mark.parametrize("data", CASES)
+    def test_whole_and_incremental_text_agree(self, tokenizer: Tokenizer, data: bytes) -> None:
+        ids = self._byte_ids(tokenizer, data)
+        expected = data.decode("utf-8", errors="replace")
+        assert tokenizer.decode(ids) == expected
+        for size in (1, 2, 3, len(ids)):
+            chunks = [ids[start : start + size] for start in range(0, len(ids), size)]
+            assert _run(IncrementalDetokenizer(tokenizer, ()), chunks) == TextDelta(expected, None, len(ids))
+
+    @given(
+        data=st.lists(
+            st.sampled_from([b"a", b"ab", b"\xc3", b"\xa9", b"\xe6\x97", b"\xa5", b"\xf0\x9f\x98\x80", b"\xff"])
+        ),
+        stop=st.lists(
+            st.sampled_from(["a", "ab", "aa", "b\ufffd", "\ufffd", "\ufffd\ufffd", "\xe9", "\u65e5a"]), max_size=3
+        ),
+        seed=st.integers(0, 99),
+    )
+    @settings(max_examples=300, deadline=None, derandomize=True)
+    def test_stops_are_found_whatever_the_bytes_and_the_chunks(
+        self, byte_tokenizer: Tokenizer, data: list[bytes], stop: list[str], seed: int
+    ) -> None:
+        ids = self._byte_ids(byte_tokenizer, b"".join(data))
+        text = byte_tokenizer.decode(ids)
+        found = [(text.index(string) + len(string), -len(string), string) for string in stop if string in text]
+        result = _run(IncrementalDetokenizer(byte_tokenizer, tuple(stop)), _chunks(ids, random.Random(seed)))
+        if not found:
+            assert (result.text, result.stop) == (text, None)
+        else:
+            end, _, string = min(found)
+            assert (result.text, result.stop) == (text[: end - len(string)], string)
 
 
 class TestStop:
