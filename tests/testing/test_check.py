@@ -12,6 +12,7 @@ import pytest
 
 from tests.plugin_packages import install_package, plugin_source
 from tests.testing.planted_victim import victim_info
+from tokenloom import testing
 from tokenloom.cli import main
 from tokenloom.errors import ConfigError, PluginError
 from tokenloom.interfaces.contract import CONTRACT_VERSIONS
@@ -38,6 +39,8 @@ class Victim(VictimPolicy):
         self._place = place
 
     def select(self, request, candidates, view):
+        if self._place == 2:
+            raise KeyboardInterrupt
         return candidates[self._place] if self._place < 1 else "somebody"
 """
 
@@ -124,6 +127,11 @@ def test_a_failure_is_shown_with_its_meaning_and_its_message(run: Run, package: 
     assert "'somebody' is not one of ['r0', 'r1']" in out
 
 
+def test_an_interrupt_ends_the_command(run: Run, package: str) -> None:
+    code, _, err = run("scheduler.victim=whoever", "--settings", "place=2")
+    assert (code, err.strip()) == (130, "interrupted")
+
+
 @pytest.mark.parametrize(
     ("words", "reason"),
     [(["place"], "key=value"), (["place=soon"], "place: Input should be"), (["depth=1"], "depth: Extra inputs")],
@@ -197,8 +205,11 @@ def test_missing_libraries_are_named_with_the_extra(monkeypatch: pytest.MonkeyPa
         check_plugins([], {})
 
 
-def test_every_kind_with_a_suite_is_a_kind() -> None:
-    assert set(SUITES) <= set(CONTRACT_VERSIONS)
+def test_every_kind_but_the_executor_has_a_suite() -> None:
+    assert set(SUITES) == set(CONTRACT_VERSIONS) - {"executor"}
+    for kind, name in SUITES.items():
+        assert name in testing.__all__
+        assert getattr(testing, name).kind == kind
 
 
 def test_listing_plugins_imports_no_pytest() -> None:

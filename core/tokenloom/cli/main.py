@@ -30,7 +30,7 @@ COMMANDS: Mapping[str, LazyCommand] = {
         "Measure an engine on this machine.",
         "tokenloom.cli.bench:ThroughputSettings",
     ),
-    "plugins": LazyCommand("tokenloom.cli.plugins:plugins", "List the installed plugins and what they can do."),
+    "plugins": LazyCommand("tokenloom.cli.plugins:plugins", "List the installed plugins, or check them against their contracts."),
     "config": LazyCommand(
         "tokenloom.cli.config:config", "Show the resolved configuration and where each value came from."
     ),

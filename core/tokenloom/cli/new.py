@@ -45,5 +45,6 @@ def plugin(kind: str, name: str, output: Path) -> None:
         f"tokenloom explain {kind}={name}",
         f'tokenloom generate "The capital of France is" {usage(kind, name)}',
         f"pytest {folder}",
+        f"tokenloom plugins check {kind}={name}",
     ]
     click.echo("\nNext:\n" + "\n".join(f"  {step}" for step in steps))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 import textwrap
 
 import click
 
 from tokenloom.cli.console import print_table
 from tokenloom.errors import ConfigError
-from tokenloom.load_progress import load_progress
 from tokenloom.plugins import default_registry
 from tokenloom.testing.check import Checked, Failure, check_plugins, parse_settings, select_plugins
 
@@ -33,8 +33,7 @@ def check(package: str, settings: tuple[str, ...]) -> int:
     if settings and len(plugins) > 1:
         raise ConfigError(f"--settings is for one plugin, {package} has {len(plugins)}; name one as kind=name")
     values = parse_settings(plugins[0], settings, registry) if settings else {}
-    with load_progress(None) as (progress, _):
-        checked = check_plugins(plugins, values, progress)
+    checked = check_plugins(plugins, values, _show_progress if sys.stderr.isatty() else _show_nothing)
     columns = ("plugin", "package", "passed", "skipped", "failed", "")
     print_table(columns, [_row(result) for result in checked])
     skipped = [(result.plugin.label, str(n), why) for result in checked for why, n in result.skipped.items()]
@@ -44,6 +43,17 @@ def check(package: str, settings: tuple[str, ...]) -> int:
         for failure in result.failures:
             click.echo(_describe(result.plugin.label, failure))
     return 1 if any(result.failures for result in checked) else 0
+
+
+def _show_progress(plugin: str, num_done: int, num_tests: int) -> None:
+    """One line that is written over, and wiped out at the end."""
+    # Written when a test has ended: a bar that redraws by itself would be captured by pytest.
+    line = f"{plugin} {num_done}/{num_tests}" if num_done < num_tests else ""
+    click.echo(f"\r\x1b[2K{line}", err=True, nl=False)
+
+
+def _show_nothing(_plugin: str, _num_done: int, _num_tests: int) -> None:
+    """For stderr that is no terminal."""
 
 
 def _row(result: Checked) -> tuple[str, ...]:

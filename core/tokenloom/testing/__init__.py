@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from tokenloom.testing.cache_suite import CacheSuite
     from tokenloom.testing.draft_policy_suite import DraftPolicySuite
     from tokenloom.testing.eviction_suite import EvictionSuite
+    from tokenloom.testing.logits_processor_suite import LogitsProcessorSuite
     from tokenloom.testing.quant_suite import QuantSuite
     from tokenloom.testing.scheduler_suite import SchedulerSuite
     from tokenloom.testing.spec_decode_suite import SpecDecodeSuite
@@ -25,6 +26,7 @@ __all__ = [
     "CacheSuite",
     "DraftPolicySuite",
     "EvictionSuite",
+    "LogitsProcessorSuite",
     "PluginSuite",
     "QuantSuite",
     "SchedulerSuite",
@@ -37,6 +39,7 @@ _MODULES = {
     "CacheSuite": "tokenloom.testing.cache_suite",
     "DraftPolicySuite": "tokenloom.testing.draft_policy_suite",
     "EvictionSuite": "tokenloom.testing.eviction_suite",
+    "LogitsProcessorSuite": "tokenloom.testing.logits_processor_suite",
     "QuantSuite": "tokenloom.testing.quant_suite",
     "SchedulerSuite": "tokenloom.testing.scheduler_suite",
     "SpecDecodeSuite": "tokenloom.testing.spec_decode_suite",

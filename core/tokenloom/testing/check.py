@@ -30,6 +30,7 @@ SUITES: Mapping[str, str] = {
     "spec_decode": "SpecDecodeSuite",
     "spec_decode.policy": "DraftPolicySuite",
     "quant": "QuantSuite",
+    "logits_processor": "LogitsProcessorSuite",
 }
 """The suite of each kind, as exported by `tokenloom.testing`. A kind that is not listed has none."""
 

@@ -13,6 +13,7 @@ from tempfile import TemporaryDirectory
 from typing import final
 
 import pytest
+from hypothesis.configuration import set_hypothesis_home_dir
 
 from tokenloom.testing.check import Failure, Progress
 from tokenloom.testing.suite import PluginSuite
@@ -41,16 +42,20 @@ def chosen_suite() -> type[PluginSuite]:
 def run_suite(suite: type[PluginSuite], label: str, progress: Progress) -> SuiteOutcome:
     """Runs every test of a suite class, `label` naming its plugin to `progress`."""
     recorder = _Recorder(label, progress)
-    _chosen.append(suite)
+    _chosen[:] = [suite]
     sys.modules.pop(_COLLECTED, None)
     options = ["-p", "no:cacheprovider", "-p", "no:terminal", "--import-mode=importlib", "-W", "ignore"]
     with TemporaryDirectory() as folder, _plain_environment():
         # A config file of its own: the folder in which the command runs may hold a project with other ideas.
+        set_hypothesis_home_dir(folder)
         config = Path(folder) / "pytest.ini"
         config.write_text("[pytest]\n", encoding="utf-8")
         arguments = [*options, "-c", str(config), f"--rootdir={folder}", f"--basetemp={folder}/tmp"]
         module = Path(__file__).with_name(f"{_COLLECTED.rpartition('.')[2]}.py")
         code = pytest.main([*arguments, str(module)], plugins=[recorder])
+        set_hypothesis_home_dir(None)
+    if code == pytest.ExitCode.INTERRUPTED:
+        raise KeyboardInterrupt
     if code not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED) and not recorder.failures:
         recorder.failures.append(Failure(_CRASHED, "", f"pytest ended with {code!r}"))
     return SuiteOutcome(recorder.num_passed, recorder.skipped, tuple(recorder.failures))

@@ -16,7 +16,7 @@ from tokenloom.engine_output import EngineOutput
 from tokenloom.engine_parts import EngineParts
 from tokenloom.executors.kv_memory import allocate_kv, kv_groups
 from tokenloom.interfaces.attention import AttentionBackend, AttentionContext
-from tokenloom.interfaces.cache import CacheContext
+from tokenloom.interfaces.cache import CacheContext, PrefixCache
 from tokenloom.interfaces.executor import Executor, ModelFacts, StepHandle
 from tokenloom.interfaces.logits import LogitsConstraint
 from tokenloom.interfaces.scheduler import SchedulerContext
@@ -92,23 +92,16 @@ class TinyEngine:
         settings = TinySettings() if settings is None else settings
         clock = VirtualClock()
         executor = _TinyExecutor(model, drafter, settings, clock, name)
-        facts = executor.model_facts()
         self.plans = executor.plans
-        self.kv = KVManager(
-            facts.kv_groups,
-            facts.num_blocks,
-            settings.block_size,
-            facts.block_root,
-            lambda count: build_prefix_cache(
-                settings.cache, CacheContext(settings.block_size, count, facts.max_model_len)
-            ),
-            clock,
-            "cache=test",
-        )
+        self.kv = _build_kv(executor.model_facts(), settings, clock)
         limits = SchedulerContext(
             settings.max_num_seqs, settings.budget, MAX_MODEL_LEN, settings.block_size, self.kv.num_usable_blocks
         )
-        labels = {"scheduler": "scheduler=fcfs", "cache": "cache=test", "spec_decode.policy": f"policy of {name}"}
+        labels = {
+            "scheduler": "scheduler=fcfs",
+            "cache": f"cache={settings.cache}",
+            "spec_decode.policy": f"policy of {name}",
+        }
         self.engine = Engine(
             EngineParts(
                 executor=executor,
@@ -239,6 +232,21 @@ class _Lent(TensorFunction):
 
     def __call__(self, value: torch.Tensor) -> torch.Tensor:
         return self._function(value)
+
+
+def _build_kv(facts: ModelFacts, settings: TinySettings, clock: Clock) -> KVManager:
+    def build_cache(num_blocks: int) -> PrefixCache:
+        return build_prefix_cache(settings.cache, CacheContext(settings.block_size, num_blocks, facts.max_model_len))
+
+    return KVManager(
+        facts.kv_groups,
+        facts.num_blocks,
+        settings.block_size,
+        facts.block_root,
+        build_cache,
+        clock,
+        f"cache={settings.cache}",
+    )
 
 
 def _attention_context(model: TinyDecoder, settings: TinySettings) -> AttentionContext:

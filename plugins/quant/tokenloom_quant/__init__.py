@@ -19,7 +19,7 @@ def tokenloom_plugins() -> list[PluginInfo]:
             config="tokenloom_quant.none:NoneConfig",
             contract=(1, 0),
             summary="Weights stay in the model's dtype.",
-            capabilities=Capabilities(dtypes=_DTYPES, flags=frozenset({"deterministic"})),
+            capabilities=Capabilities(dtypes=_DTYPES, flags=frozenset({"covers_nothing", "deterministic"})),
         ),
         PluginInfo(
             kind="quant",
