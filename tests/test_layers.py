@@ -35,6 +35,7 @@ LAYERS: tuple[frozenset[str], ...] = (
             "errors",
             "hookspecs",
             "interrupts",
+            "json_file",
             "model_config",
             "parallel",
             "plugin_discovery",
@@ -45,6 +46,7 @@ LAYERS: tuple[frozenset[str], ...] = (
             "rope_config",
             "sampling_fields",
             "sampling_params",
+            "settings_validation",
         }
     ),
     # 1: memory, sampling and scheduling.
@@ -66,6 +68,7 @@ LAYERS: tuple[frozenset[str], ...] = (
             "engine_output",
             "engine_parts",
             "feasibility",
+            "host_blocks",
             "model_runner",
             "proposal_check",
             "request_book",
@@ -74,11 +77,15 @@ LAYERS: tuple[frozenset[str], ...] = (
             "request_queue",
             "row_plan",
             "step_inputs",
+            "tracing",
             "verification",
+            "view_guard",
         }
     ),
     # 3: offline use and configuration.
-    frozenset({"__init__", "bench", "compose", "llm", "load_progress", "results", "session"}),
+    frozenset(
+        {"__init__", "bench", "compose", "experiments", "llm", "load_progress", "results", "session", "simulation"}
+    ),
     # 4: what people touch.
     frozenset({"cli", "testing"}),
 )
@@ -262,7 +269,7 @@ def text_files() -> Iterator[tuple[Path, str]]:
     paths = [path for path in ROOT.iterdir() if path.is_file()]
     paths += [path for folder in TRACKED for path in (ROOT / folder).rglob("*") if path.is_file()]
     for path in sorted(paths):
-        is_generated = any(part.endswith((".egg-info", "_cache", "__pycache__")) for part in path.parts)
+        is_generated = any(part.endswith((".egg-info", "_cache", "__pycache__", ".hypothesis")) for part in path.parts)
         if not is_generated and path.suffix not in {".so", ".pyc", ".png", ".gguf", ".safetensors"}:
             yield path, path.read_text(encoding="utf-8", errors="replace")
 

@@ -104,7 +104,7 @@ def test_the_files_that_a_document_names_exist(document: Path) -> None:
 
 def test_the_tutorials_plugin_works(tmp_path: Path) -> None:
     blocks = blocks_of((ROOT / "docs" / "writing_a_plugin.md").read_text(encoding="utf-8"))
-    (settings, declaration) = (block for language, block in blocks if language == "python")
+    (settings, declaration, conformance) = (block for language, block in blocks if language == "python")
     (yaml,) = (block for language, block in blocks if language == "yaml")
     (entry_point,) = (block for language, block in blocks if language == "toml")
     assert '[project.entry-points.tokenloom]\nmy_package = "my_package"' in entry_point
@@ -112,6 +112,7 @@ def test_the_tutorials_plugin_works(tmp_path: Path) -> None:
         "my_package/__init__.py": declaration,
         "my_package/cheapest.py": settings,
         "my_package/conf/scheduler/victim/cheapest.yaml": yaml,
+        "test_cheapest.py": conformance,
         "my_package-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: my-package\nVersion: 1.0\n",
         "my_package-1.0.dist-info/entry_points.txt": "[tokenloom]\nmy_package = my_package\n",
     }
@@ -122,3 +123,5 @@ def test_the_tutorials_plugin_works(tmp_path: Path) -> None:
     done = run(command, tmp_path, PYTHONPATH=str(tmp_path))
     assert (done.returncode, done.stderr) == (0, "")
     assert json.loads(done.stdout)["config"]["scheduler"]["victim"] == {"name": "cheapest", "min_tokens": 3}
+    done = run([sys.executable, "-m", "pytest", "-q", "test_cheapest.py"], tmp_path, PYTHONPATH=str(tmp_path))
+    assert "9 passed" in done.stdout, done.stdout

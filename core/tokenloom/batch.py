@@ -14,7 +14,11 @@ if TYPE_CHECKING:
     from tokenloom.interfaces.logits import LogitsConstraint
 
 __all__ = [
+    "BlockCopy",
+    "BlockExport",
+    "BlockImport",
     "BlockTableUpdate",
+    "BlockTransfers",
     "NewRow",
     "PreemptMode",
     "Preemption",
@@ -150,12 +154,71 @@ def draft_paths(row: RowPlan) -> list[tuple[int, ...]]:
 
 
 @dataclass(frozen=True, slots=True)
+class BlockCopy:
+    """One block per KV group whose content is copied to another one: the unfinished end of a shared prompt."""
+
+    sources: tuple[int, ...]
+    targets: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BlockExport:
+    """KV of a preempted request that moves to host memory. `block_ids`: per KV group, in order of its table."""
+
+    request_id: str
+    block_ids: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BlockImport:
+    """KV that comes back from host memory, which then forgets it.
+
+    Attributes:
+        request_id: of an earlier export.
+        sources: per KV group, which of the exported blocks, counted from 0. The others are not needed any more.
+        block_ids: per KV group, as many blocks to fill.
+    """
+
+    request_id: str
+    sources: tuple[tuple[int, ...], ...]
+    block_ids: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BlockTransfers:
+    """KV that moves before a step: first exports to host memory, then copies, then imports from host memory.
+
+    Attributes:
+        exports: their blocks may be filled anew once the step has landed.
+        imports: no row of the step reads their blocks before they are filled.
+        dropped: requests whose KV in host memory is not needed any more.
+        copies: all sources are read as they were before the step.
+    """
+
+    exports: tuple[BlockExport, ...] = ()
+    imports: tuple[BlockImport, ...] = ()
+    dropped: tuple[str, ...] = ()
+    copies: tuple[BlockCopy, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.exports or self.imports or self.dropped or self.copies)
+
+
+@dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One step for the executor: rows in batch order, and requests to forget first (ended or preempted)."""
+    """One step for the executor.
+
+    Attributes:
+        step_id: grows from step to step.
+        rows: in batch order; none in a step that only moves KV to host memory.
+        removed: requests to forget first (ended or preempted).
+        transfers: what moves between device and host memory.
+    """
 
     step_id: int
     rows: tuple[RowPlan, ...]
     removed: tuple[str, ...] = ()
+    transfers: BlockTransfers = BlockTransfers()
 
     @property
     def num_tokens(self) -> int:
@@ -190,7 +253,8 @@ class RowResult:
         next_draft_parents: as in `RowPlan.draft_parents`.
         logprobs: one per token emitted, if asked for.
         prompt_logprobs: one for each of the row's `prompt_logprob_slots`.
-        error: set when this request alone failed (e.g. its logits were NaN); the others are not hurt.
+        error: set when this request alone failed behind `token_ids` (e.g. its logits were NaN); the others are not hurt.
+            All tokens before it are then accepted drafts. A stop among them ends the request without the error.
     """
 
     request_id: str
@@ -211,9 +275,11 @@ class StepResult:
         step_id: of the plan.
         rows: in plan order.
         times_s: seconds by phase; "build" is the host's work before the forward pass, the others are free ("forward",
-            "sample", "propose").
+            "sample", "propose"). "transfer" is the time of the plan's transfers, which the core learns from.
+        lost: requests whose export failed, e.g. because the host has no memory left; they are computed again.
     """
 
     step_id: int
     rows: tuple[RowResult, ...]
     times_s: Mapping[str, float] = field(default_factory=dict)
+    lost: tuple[str, ...] = ()

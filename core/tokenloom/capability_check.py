@@ -13,6 +13,7 @@ from tokenloom.engine_config import EngineConfig
 from tokenloom.interfaces.cache import CacheConfig
 from tokenloom.interfaces.contract import Capabilities, PluginChoice
 from tokenloom.interfaces.executor import ModelTraits
+from tokenloom.interfaces.scheduler import SchedulerConfig
 from tokenloom.plugins import RegisteredPlugin, Registry
 
 __all__ = ["can_import", "capability_check", "missing_imports"]
@@ -90,8 +91,16 @@ def _rules(
         yield from _attention_rules(can, config, facts)
     if kind == "executor" and config.engine.pipeline_depth > 1:
         yield _flag_rule("async_launch", f"engine.pipeline_depth={config.engine.pipeline_depth}")
+    if kind == "executor" and _preempt_mode(config) != "recompute":
+        yield _flag_rule("swap", f"scheduler.preempt_mode={_preempt_mode(config)}")
     if kind in _NUMERIC_KINDS and config.engine.deterministic and facts.dtype != "float32":
         yield _flag_rule("deterministic", f"engine.deterministic=true in {facts.dtype} (float32 needs no flag)")
+
+
+def _preempt_mode(config: EngineConfig) -> str:
+    settings = config.scheduler.config
+    assert isinstance(settings, SchedulerConfig), f"scheduler={config.scheduler.name} has a {type(settings).__name__}"
+    return settings.preempt_mode
 
 
 def _attention_rules(can: Capabilities, config: EngineConfig, facts: ModelTraits) -> Iterator[_Rule]:

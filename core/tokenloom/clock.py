@@ -39,3 +39,7 @@ class VirtualClock(Clock):
         """Moves time forward. Raises AssertionError on a negative duration."""
         assert duration_s >= 0.0, f"time cannot run backwards: {duration_s} s"
         self._now_s += duration_s
+
+    def advance_to(self, time_s: float) -> None:
+        """Moves time forward to a moment; does nothing once it has passed."""
+        self._now_s = max(self._now_s, time_s)

@@ -30,7 +30,8 @@ def commit_row(request: Request, row: RowPlan, result: RowResult) -> Committed:
     """Appends a row's tokens to its request and moves the computed frontier.
 
     Tokens are scanned in order: the first stop token ends the request, else the length cap does; what lies behind is
-    dropped. Rejected drafts leave the frontier behind their slots, which the next step overwrites.
+    dropped. Rejected drafts leave the frontier behind their slots, which the next step overwrites. A row's error counts
+    behind its tokens, so that a stop or the cap among them comes first.
     """
     num_rejected = len(row.draft_token_ids) - result.num_accepted_tokens if result.token_ids else 0
     frontier = row.num_computed_tokens + row.num_scheduled_tokens
@@ -39,14 +40,16 @@ def commit_row(request: Request, row: RowPlan, result: RowResult) -> Committed:
     request.num_inflight_tokens -= row.num_scheduled_tokens
     request.draft_token_ids = []
     request.draft_parents = []
-    if result.error is not None:
-        request.error = result.error
-        return Committed([], (), FinishReason.ERROR)
     request.prompt_logprobs += result.prompt_logprobs
     is_first = not request.output_token_ids and bool(result.token_ids)
     kept, reason, stop_id = _scan(request, result.token_ids)
     request.output_token_ids.extend(kept)
-    request.num_computed_tokens = min(frontier - num_rejected, request.num_tokens)
+    if reason is None and result.error is not None:
+        # The frontier stays where it was: memory that may be bad must not be found by others.
+        request.error = result.error
+        reason = FinishReason.ERROR
+    else:
+        request.num_computed_tokens = min(frontier - num_rejected, request.num_tokens)
     if reason is None and result.next_draft_token_ids:
         # Verifying k drafts can emit k + 1 tokens; more drafts than that allows are wasted.
         room = max(0, request.max_total_tokens - request.num_tokens - 1)

@@ -18,12 +18,15 @@ from tokenloom.feasibility import RequestLimits, check_feasible
 from tokenloom.interfaces.executor import StepHandle
 from tokenloom.interfaces.scheduler import SchedulerView
 from tokenloom.interfaces.scheduler_events import StepLanded
+from tokenloom.kv.fragmentation import KVFragmentation
 from tokenloom.plugin_guard import plugin_call
 from tokenloom.request import FinishReason, Request
 from tokenloom.request_book import RequestBook
 from tokenloom.row_plan import build_row
 from tokenloom.scheduling.ledger import StepLedger
 from tokenloom.scheduling.plan_check import check_plan, check_plan_shape
+from tokenloom.scheduling.preemption_cost import PreemptionCost
+from tokenloom.view_guard import progress_of
 
 __all__ = ["Engine"]
 
@@ -48,6 +51,7 @@ class Engine:
         self._is_dead = False
         self._is_closed = False
         self._stepping = Lock()
+        self._cost = PreemptionCost()
         self.stats = EngineStats()
         self._book = RequestBook(parts.kv, parts.scheduler, parts.labels["scheduler"], parts.clock, self.stats)
         self._drafts = DraftLengths(parts.draft_policy, parts.labels["spec_decode.policy"], self.stats)
@@ -107,6 +111,10 @@ class Engine:
         """KV blocks by state, over all pools: free, active, cached, in_transfer, null."""
         return dict(self._kv.usage())
 
+    def kv_fragmentation(self) -> KVFragmentation:
+        """How much of the KV memory holds tokens, and what keeps the rest from use."""
+        return self._kv.fragmentation(self._book.requests.values())
+
     def reset_prefix_cache(self) -> int:
         """Evicts every cached block that no request uses; returns how many."""
         return self._kv.reset_prefix_cache()
@@ -136,9 +144,9 @@ class Engine:
 
     def _step(self) -> list[EngineOutput]:
         start_s = self._clock.now()
-        plan = self._schedule(start_s)
+        plan, ledger = self._schedule(start_s)
         with self._fatal():
-            outputs = self._land(self._launch(plan, start_s))
+            outputs = self._land(self._launch(plan, ledger, start_s))
             if self._parts.checks == "full":
                 self._kv.check()
             elif self._parts.checks == "cheap":
@@ -165,33 +173,33 @@ class Engine:
                 raise
             raise EngineDeadError(f"step {self._step_id} failed: {type(error).__name__}: {error}") from error
 
-    def _launch(self, plan: SchedulePlan, start_s: float) -> _Launched:
-        step_plan = self._commit_plan(plan)
+    def _launch(self, plan: SchedulePlan, ledger: StepLedger, start_s: float) -> _Launched:
+        step_plan = self._commit_plan(plan, ledger)
         launch_s = self._clock.now()
         return _Launched(step_plan, self._parts.executor.launch(step_plan), start_s, launch_s - start_s)
 
-    def _schedule(self, now_s: float) -> SchedulePlan:
-        """Asks the scheduler for a plan and checks it; nothing is committed."""
+    def _schedule(self, now_s: float) -> tuple[SchedulePlan, StepLedger]:
+        """Asks the scheduler for a plan and checks it; nothing is committed. Returns a ledger that holds the plan."""
         book, is_full = self._book, self._parts.checks == "full"
         view = SchedulerView(self._step_id, now_s, book.waiting, book.running, self._parts.limits)
 
         def build_ledger() -> StepLedger:
-            return StepLedger(view, self._kv, book.requests)
+            return StepLedger(view, self._kv, book.requests, defers=False)
 
-        ledger, name = build_ledger(), self._parts.labels["scheduler"]
-        before = self._progress() if is_full else None
+        ledger, name = StepLedger(view, self._kv, book.requests, cost=self._cost), self._parts.labels["scheduler"]
+        before = progress_of((*book.running, *book.waiting)) if is_full else None
         with plugin_call(name, "schedule() returns a plan"):
             plan = self._parts.scheduler.schedule(view, ledger)
-        if before is not None and before != self._progress():
+        if before is not None and before != progress_of((*book.running, *book.waiting)):
             self._is_dead = True
             raise PluginContractError(name, "schedule() only reads its view", "a request was changed")
         # A plan that the ledger itself wrote down is legal by construction, but for the progress rule.
         check_plan_shape(plan, name)
         if is_full or not ledger.made(plan) or not plan.num_scheduled_tokens:
-            check_plan(plan, view, build_ledger, name, num_inflight=0)
-        return plan
+            ledger = check_plan(plan, view, build_ledger, name, num_inflight=0)
+        return plan, ledger
 
-    def _commit_plan(self, plan: SchedulePlan) -> StepPlan:
+    def _commit_plan(self, plan: SchedulePlan, ledger: StepLedger) -> StepPlan:
         """Carries out a legal plan: pins what was found, takes victims' memory, allocates. Cannot fail half way."""
         book, counts = self._book, plan.num_scheduled_tokens
         self._kv.next_tick()
@@ -199,11 +207,14 @@ class Engine:
         for request_id in counts:
             if request_id in new_ids:
                 book.admit(book.requests[request_id])
-        for victim in plan.preemptions:
-            book.preempt(book.requests[victim.request_id])
+        for victim in ledger.preemptions:
+            book.preempt(book.requests[victim.request_id], victim.mode, victim.keep_blocks)
+        self.stats.num_refused_swaps += ledger.num_refused_swaps
+        for request_id, starts in ledger.placements.items():
+            self._kv.place(book.requests[request_id], starts)
         rows = tuple(self._row(book.requests[i], count, is_new=i in new_ids) for i, count in counts.items())
         book.tell_events()
-        return StepPlan(self._step_id, rows, book.take_removed())
+        return StepPlan(self._step_id, rows, book.take_removed(), self._kv.take_transfers())
 
     def _row(self, request: Request, num_tokens: int, *, is_new: bool) -> RowPlan:
         max_drafts = self._drafts.choose(request, self._book.num_running)
@@ -217,6 +228,8 @@ class Engine:
         landed_s = self._clock.now()
         self._step_id += 1
         self._kv.next_tick()
+        self._kv.land_transfers()
+        self._book.lose(result.lost)
         outputs: list[EngineOutput] = []
         for row, row_result in zip(launched.plan.rows, result.rows, strict=True):
             # A request that ended while the step was in flight takes nothing from it.
@@ -265,6 +278,8 @@ class Engine:
         num_tokens = launched.plan.num_tokens
         emitted = {output.request_id: len(output.token_ids) for output in outputs}
         duration_s = landed_s - launched.start_s
+        moved_bytes = self._kv.host.moved_bytes(launched.plan.transfers)
+        self._cost.observe(num_tokens, duration_s, moved_bytes, result.times_s.get("transfer", 0.0))
         self._book.tell(StepLanded(landed_s, result.step_id, duration_s, num_tokens, emitted))
         commit_s = self._clock.now() - landed_s
         stats = self.stats
@@ -272,18 +287,3 @@ class Engine:
         stats.num_computed_tokens += num_tokens
         stats.python_s += launched.plan_s + result.times_s.get("build", 0.0) + commit_s
         stats.add_times({"plan": launched.plan_s, **result.times_s, "commit": commit_s})
-
-    def _progress(self) -> list[tuple[object, ...]]:
-        """What a faulty policy could change of the live requests; compared by debug.checks=full."""
-        return [
-            (
-                r.request_id,
-                r.status,
-                r.priority,
-                r.num_tokens,
-                r.num_drafts,
-                r.num_computed_tokens,
-                r.num_inflight_tokens,
-            )
-            for r in (*self._book.running, *self._book.waiting)
-        ]

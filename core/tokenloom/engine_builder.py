@@ -12,14 +12,15 @@ from tokenloom.engine_config import EngineConfig
 from tokenloom.engine_parts import EngineParts
 from tokenloom.errors import CapabilityError
 from tokenloom.interfaces.cache import CacheConfig, CacheContext, PrefixCache
-from tokenloom.interfaces.executor import ExecutorConfig, ExecutorContext, ModelFacts, ModelTraits
+from tokenloom.interfaces.executor import Executor, ExecutorConfig, ExecutorContext, ModelFacts, ModelTraits
 from tokenloom.interfaces.scheduler import SchedulerConfig, SchedulerContext
 from tokenloom.interfaces.spec_decode import DraftPolicy, DraftPolicyContext, SpecDecodeConfig
 from tokenloom.kv.manager import KVManager
 from tokenloom.models.weight_loading import ignore_progress
 from tokenloom.plugins import Registry, default_registry
+from tokenloom.tracing.recorder import TraceRecorder, check_trace_target
 
-__all__ = ["build_engine"]
+__all__ = ["build_engine", "wire_engine"]
 
 
 def build_engine(
@@ -41,6 +42,7 @@ def build_engine(
         CapabilityError: the combination cannot run; holds every reason. Raised before weights are loaded.
         ModelError, OutOfMemoryError, ConfigError: see their docs.
     """
+    check_trace_target(config.trace.file)
     plugins = default_registry() if registry is None else registry
     time = MonotonicClock() if clock is None else clock
 
@@ -52,30 +54,64 @@ def build_engine(
     capabilities = {choice.kind: plugins.get(choice.kind, choice.name).info.capabilities for choice in config.choices()}
     context = ExecutorContext(config, time, progress, capabilities, check_model)
     executor = cast(ExecutorConfig, config.executor.config).build(context)
-    kv = _build_kv(config, executor.model_facts(), time)
-    limits = _limits(config, executor.model_facts(), kv)
+    facts, file = executor.model_facts(), config.trace.file
+    recorder = None if file is None else TraceRecorder(file, config, facts)
     chosen = {choice.kind: choice.name for choice in config.choices()}
-    engine = Engine(
-        EngineParts(
-            executor=executor,
-            scheduler=cast(SchedulerConfig, config.scheduler.config).build(limits),
-            kv=kv,
-            draft_policy=_draft_policy(config, limits),
-            limits=limits,
-            clock=time,
-            checks=config.debug.checks,
-            labels=_labels(config),
-            on_close=lambda totals: plugins.notify_engine_stopped({"plugins": chosen, "totals": totals}),
-        )
+    engine = wire_engine(
+        config,
+        executor,
+        time,
+        plugins,
+        recorder=recorder,
+        on_close=lambda totals: plugins.notify_engine_stopped({"plugins": chosen, "totals": totals}),
     )
-    facts = executor.model_facts()
     plugins.notify_engine_started(
         {"plugins": chosen, "device": facts.device, "dtype": facts.dtype, "memory": dict(facts.memory)}
     )
     return engine
 
 
-def _build_kv(config: EngineConfig, facts: ModelFacts, clock: Clock) -> KVManager:
+def wire_engine(
+    config: EngineConfig,
+    executor: Executor,
+    clock: Clock,
+    registry: Registry,
+    *,
+    recorder: TraceRecorder | None = None,
+    on_close: Callable[[dict[str, object]], None],
+) -> Engine:
+    """Builds scheduler, KV memory and draft policy as configured, around an executor that exists.
+
+    Args:
+        config: its executor's name says which capabilities `executor` has.
+        executor: a running one, or a replay's.
+        clock: the engine's.
+        registry: where capabilities are looked up.
+        recorder: takes down what is decided; None for nothing.
+        on_close: told the counters when the engine is closed.
+    """
+    facts, flags = executor.model_facts(), registry.get("executor", config.executor.name).info.capabilities.flags
+    if recorder is not None:
+        executor, clock = recorder.executor(executor), recorder.clock(clock)
+    kv = _build_kv(config, facts, clock, flags)
+    limits = _limits(config, facts, kv)
+    scheduler = cast(SchedulerConfig, config.scheduler.config).build(limits)
+    return Engine(
+        EngineParts(
+            executor=executor,
+            scheduler=scheduler if recorder is None else recorder.scheduler(scheduler),
+            kv=kv,
+            draft_policy=_draft_policy(config, limits),
+            limits=limits,
+            clock=clock,
+            checks=config.debug.checks,
+            labels=_labels(config),
+            on_close=on_close,
+        )
+    )
+
+
+def _build_kv(config: EngineConfig, facts: ModelFacts, clock: Clock, flags: frozenset[str]) -> KVManager:
     cache = cast(CacheConfig, config.cache.config)
 
     def build_cache(num_blocks: int) -> PrefixCache:
@@ -89,6 +125,8 @@ def _build_kv(config: EngineConfig, facts: ModelFacts, clock: Clock) -> KVManage
         build_cache,
         clock,
         f"cache={config.cache.name}",
+        cache.host_memory_bytes if "swap" in flags else 0,
+        copies_blocks="block_copy" in flags,
     )
 
 
@@ -100,6 +138,8 @@ def _limits(config: EngineConfig, facts: ModelFacts, kv: KVManager) -> Scheduler
         max_model_len=facts.max_model_len,
         block_size=kv.block_size,
         num_usable_blocks=kv.num_usable_blocks,
+        preempt_mode=scheduler.preempt_mode,
+        partial_preemption=scheduler.partial_preemption,
     )
 
 

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from tokenloom.interfaces.contract import PluginChoice
 
-__all__ = ["DebugSettings", "EngineConfig", "EngineSettings", "ModelSettings"]
+__all__ = ["DebugSettings", "EngineConfig", "EngineSettings", "ModelSettings", "TraceSettings"]
 
 
 class _Settings(BaseModel):
@@ -62,12 +62,21 @@ class DebugSettings(_Settings):
     )
 
 
+class TraceSettings(_Settings):
+    """A record of what the engine decides."""
+
+    file: str | None = Field(
+        default=None, description="File for a decision trace (JSON lines), for `tokenloom trace`; null writes none."
+    )
+
+
 class EngineConfig(_Settings):
     """One engine: core settings plus one plugin of each kind."""
 
     model: ModelSettings
     engine: EngineSettings
     debug: DebugSettings
+    trace: TraceSettings = TraceSettings()
     attention: PluginChoice
     scheduler: PluginChoice
     cache: PluginChoice

@@ -57,6 +57,9 @@ class EngineStats:
 
     `python_s` is the Python part of all steps: scheduling, building the plan and the batch, commit. Op dispatch,
     sampling and detokenization are not in it.
+
+    Of the preemptions, `num_swaps` moved KV to host memory, `num_swapped_bytes` in all; `num_refused_swaps` found no
+    room there and `num_lost_swaps` did not arrive, so that these were computed again.
     """
 
     num_steps: int = 0
@@ -66,6 +69,10 @@ class EngineStats:
     num_recomputed_tokens: int = 0
     num_cached_tokens: int = 0
     num_preemptions: int = 0
+    num_swaps: int = 0
+    num_refused_swaps: int = 0
+    num_lost_swaps: int = 0
+    num_swapped_bytes: int = 0
     num_finished: int = 0
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0

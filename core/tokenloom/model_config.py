@@ -101,7 +101,7 @@ class ModelConfig:
         return self
 
     def rope_key(self, max_model_len: int) -> str:
-        """Names what the longest sequence decides about the keys: equal for engines whose cached keys fit each other."""
+        """Names what the longest sequence decides about keys: equal for engines whose cached keys fit each other."""
         distinct = dict.fromkeys(rope for rope in self.ropes if rope is not None)
         return repr([rope.for_length(max_model_len) for rope in distinct])
 

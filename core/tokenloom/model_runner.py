@@ -13,6 +13,7 @@ import torch
 from tokenloom.batch import RowPlan, RowResult, StepPlan, StepResult, TokenLogprobs
 from tokenloom.batch_state import BatchState
 from tokenloom.clock import Clock
+from tokenloom.host_blocks import HostBlocks
 from tokenloom.interfaces.attention import AttentionBackend
 from tokenloom.interfaces.spec_decode import DraftBatch, Drafter, DraftSampling, Proposal, Verifier
 from tokenloom.models.causal_lm import CausalLM, ForwardContext
@@ -57,6 +58,10 @@ class _Sampled:
     accepted_rows: dict[str, list[int]]
     """Per request with drafts, the emitted logits rows counted from its own first one; 0 is the last own token."""
 
+    def goes_on(self, request_id: str) -> bool:
+        """Whether a request has a new token and no error, so that drafts behind it make sense."""
+        return bool(self.token_ids.get(request_id)) and request_id not in self.errors
+
 
 @final
 class ModelRunner:
@@ -65,6 +70,7 @@ class ModelRunner:
     def __init__(self, parts: ModelRunnerParts) -> None:
         self._parts = parts
         self._state = parts.state
+        self._host = HostBlocks(parts.attention, parts.model.attention_layers(), parts.kv, parts.state.block_size)
         self._verification = DraftVerification(parts.verifier)
         self._takes_trees = parts.takes_trees and self._verification.takes_trees
         needs = parts.drafter.needs()
@@ -75,10 +81,15 @@ class ModelRunner:
     def execute(self, plan: StepPlan) -> StepResult:
         """Runs one step to its end."""
         clock = self._parts.clock
+        moving_s = clock.now()
+        lost = self._move_blocks(plan)
         start_s = clock.now()
+        transfer = {"transfer": start_s - moving_s} if plan.transfers else {}
         self._state.remove(plan.removed)
         self._verification.forget(plan.removed)
         self._parts.drafter.forget(plan.removed)
+        if not plan.rows:
+            return StepResult(plan.step_id, (), transfer, lost)
         for row in plan.rows:
             self._state.update(row)
         inputs = self._parts.inputs.build(plan)
@@ -98,8 +109,17 @@ class ModelRunner:
             "forward": forward_s - built_s,
             "sample": sampled_s - forward_s,
             "propose": clock.now() - sampled_s,
+            **transfer,
         }
-        return StepResult(plan.step_id, rows, times)
+        return StepResult(plan.step_id, rows, times, lost)
+
+    def _move_blocks(self, plan: StepPlan) -> tuple[str, ...]:
+        """Copies KV to the host and back, and within the device; returns the requests whose KV found no room there."""
+        self._host.drop(plan.transfers.dropped)
+        lost = self._host.export(plan.transfers.exports)
+        self._host.copy(plan.transfers.copies)
+        self._host.restore(plan.transfers.imports)
+        return lost
 
     def _forward(self, inputs: StepInputs) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
         attention = self._parts.attention
@@ -134,8 +154,10 @@ class ModelRunner:
             emitted = [i for i in range(first, end) if verified.is_emitted is None or verified.is_emitted[i]]
             invalid = next((i for i in emitted if verified.invalid[i]), None)
             if invalid is not None:
+                # What comes before it stands: a stop among these tokens ends the request before the fault is met.
                 errors[request_id] = why_no_token(logits, batch, allowed, invalid)
-            token_ids[request_id] = [] if request_id in errors else [verified.token_ids[i] for i in emitted]
+                emitted = emitted[: emitted.index(invalid)]
+            token_ids[request_id] = [verified.token_ids[i] for i in emitted]
             row_logprobs[request_id] = tuple(verified.logprobs[i] for i in emitted if i in verified.logprobs)
             if end - first > 1:
                 accepted[request_id] = [i - first for i in emitted]
@@ -203,7 +225,7 @@ class ModelRunner:
         chosen = [
             (row, first)
             for row, first in zip(plan.rows, inputs.first_rows.tolist(), strict=True)
-            if self._sees_every_row or (row.max_drafts > 0 and sampled.token_ids.get(row.request_id))
+            if self._sees_every_row or (row.max_drafts > 0 and sampled.goes_on(row.request_id))
         ]
         if not chosen:
             return {}
@@ -217,7 +239,7 @@ class ModelRunner:
             request_ids=ids,
             token_ids=[state.tokens(i) for i in ids],
             num_prompt_tokens=[state.info(i).num_prompt_tokens for i in ids],
-            max_drafts=[row.max_drafts if sampled.token_ids.get(row.request_id) else 0 for row, _ in chosen],
+            max_drafts=[row.max_drafts if sampled.goes_on(row.request_id) else 0 for row, _ in chosen],
             chain_only=[not self._takes_trees or state.constraint(i) is not None for i in ids],
             first_positions=[row.num_computed_tokens for row, _ in chosen],
             hidden_states={layer: states[gather] for layer, states in captured.items()},
@@ -251,16 +273,18 @@ def _row_result(
     request_id = row.request_id
     if not row.samples:
         return RowResult(request_id, [], prompt_logprobs=prompt)
-    if request_id in sampled.errors:
-        return RowResult(request_id, [], error=sampled.errors[request_id])
+    error = sampled.errors.get(request_id)
     token_ids = sampled.token_ids[request_id]
+    # The last token is no draft, unless the row that would have yielded it failed.
+    num_accepted = len(token_ids) - (error is None)
     proposal = proposals.get(request_id, Proposal())
     return RowResult(
         request_id=request_id,
         token_ids=token_ids,
-        num_accepted_tokens=len(token_ids) - 1 if row.draft_token_ids else 0,
+        num_accepted_tokens=num_accepted if row.draft_token_ids else 0,
         next_draft_token_ids=proposal.token_ids,
         next_draft_parents=proposal.parents,
         logprobs=sampled.logprobs.get(request_id, ()),
         prompt_logprobs=prompt,
+        error=error,
     )

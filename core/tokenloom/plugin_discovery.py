@@ -198,6 +198,10 @@ def _check_declarations(declared: _Declared) -> None:
         for words in (model.model_types, model.class_names, model.gguf_names):
             if not isinstance(words, tuple) or not all(isinstance(word, str) for word in words):
                 raise PluginError(f"model {model.name}: names must be a tuple of texts, got {words!r}")
+        if not _is_version(model.contract):
+            raise PluginError(
+                f"model {model.name}: contract must be two numbers such as (1, 0), got {model.contract!r}"
+            )
     for info in declared.plugins:
         if not isinstance(info, PluginInfo):
             raise PluginError(
@@ -218,7 +222,7 @@ def _check_types(info: PluginInfo) -> None:
     version = info.contract
     texts = {"kind": info.kind, "name": info.name, "config": info.config, "summary": info.summary}
     problems = [f"{name} must be text, got {value!r}" for name, value in texts.items() if not isinstance(value, str)]
-    if not (isinstance(version, tuple) and len(version) == 2 and all(type(part) is int for part in version)):
+    if not _is_version(version):
         problems.append(f"contract must be two numbers such as (1, 0), got {version!r}")
     if not isinstance(info.capabilities, Capabilities):
         problems.append(f"capabilities must be a Capabilities object, got {type(info.capabilities).__name__}")
@@ -226,6 +230,10 @@ def _check_types(info: PluginInfo) -> None:
         problems.append(f"sub_kinds must map sub-kinds to names, got {type(info.sub_kinds).__name__}")
     if problems:
         raise PluginError(f"PluginInfo {info.name!r}: {'; '.join(problems)}")
+
+
+def _is_version(version: object) -> bool:
+    return isinstance(version, tuple) and len(version) == 2 and all(type(part) is int for part in version)
 
 
 def _refusal(info: PluginInfo) -> str | None:

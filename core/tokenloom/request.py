@@ -17,11 +17,15 @@ __all__ = ["FinishReason", "Request", "RequestStatus", "RequestView"]
 
 
 class RequestStatus(StrEnum):
-    """Where a request stands. PREEMPTED requests wait again, at their arrival's place."""
+    """Where a request stands. PREEMPTED and SWAPPED requests wait again, at their arrival's place.
+
+    The KV of a SWAPPED one is kept in host memory.
+    """
 
     WAITING = "waiting"
     RUNNING = "running"
     PREEMPTED = "preempted"
+    SWAPPED = "swapped"
     FINISHED = "finished"
 
 
@@ -43,7 +47,7 @@ class RequestView(Protocol):
 
     @property
     def status(self) -> RequestStatus:
-        """Waiting, running, preempted or finished."""
+        """Waiting, running, preempted, swapped or finished."""
 
     @property
     def arrival_time_s(self) -> float:
@@ -136,6 +140,8 @@ class Request:
     max_total_tokens: int
     """Prompt and output together never exceed this: the least of the model's, the pool's and the request's limit."""
     choice_index: int = 0
+    choice_set: str = ""
+    """Equal for the choices of one prompt, if there are several; they can share what the prompt's last block holds."""
     arrival_time_s: float = 0.0
     priority: int = 0
     tenant: str = ""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import final
 
+from tokenloom.batch import PreemptMode
 from tokenloom.clock import Clock
 from tokenloom.engine_output import EngineStats
 from tokenloom.errors import RequestError
@@ -105,12 +106,23 @@ class RequestBook:
             request.num_cached_tokens = min(match.num_tokens, request.num_prompt_tokens)
             self._stats.num_cached_tokens += request.num_cached_tokens
 
-    def preempt(self, request: Request) -> None:
-        """Takes a running request's slot and memory; it waits again, to be computed anew."""
-        self._kv.release(request, is_final=False)
+    def preempt(self, request: Request, mode: PreemptMode, keep_blocks: int) -> None:
+        """Takes a running request's slot and memory; it waits again, to be computed anew or to get its KV back.
+
+        Of a waiting one that kept blocks, takes those behind the first `keep_blocks`.
+        """
+        num_kept_tokens = 0
+        if mode is PreemptMode.SWAP:
+            self._stats.num_swapped_bytes += self._kv.swap_out(request)
+            self._stats.num_swaps += 1
+        else:
+            num_kept_tokens = self._kv.release_tail(request, keep_blocks)
+        if request.request_id not in self._running:
+            self._events.append(RequestPreempted(self._clock.now(), request, mode, num_kept_tokens))
+            return
         del self._running[request.request_id]
         self._removed.append(request.request_id)
-        request.status = RequestStatus.PREEMPTED
+        request.status = RequestStatus.SWAPPED if mode is PreemptMode.SWAP else RequestStatus.PREEMPTED
         request.num_computed_tokens = 0
         request.num_inflight_tokens = 0
         request.draft_token_ids = []
@@ -118,7 +130,16 @@ class RequestBook:
         request.num_preemptions += 1
         self._stats.num_preemptions += 1
         self.waiting.add(request)
-        self._events.append(RequestPreempted(self._clock.now(), request))
+        self._events.append(RequestPreempted(self._clock.now(), request, mode, num_kept_tokens))
+
+    def lose(self, request_ids: Sequence[str]) -> None:
+        """Takes note that KV did not arrive in host memory: those requests will be computed anew."""
+        for request_id in request_ids:
+            request = self._requests.get(request_id)
+            if request is not None and request.status is RequestStatus.SWAPPED:
+                self._kv.host.drop(request_id)
+                request.status = RequestStatus.PREEMPTED
+                self._stats.num_lost_swaps += 1
 
     def finish(self, request: Request, reason: FinishReason) -> None:
         """Ends a request, wherever it stands, and frees its memory."""

@@ -90,6 +90,7 @@ class RequestFactory:
                 seed=self._seed(number) if params.seed is None else params.seed,
                 max_total_tokens=max_total,
                 choice_index=index,
+                choice_set="" if params.n == 1 else f"req-{number}",
                 arrival_time_s=arrival_s,
                 priority=traits.priority,
                 tenant=traits.tenant,

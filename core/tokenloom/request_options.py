@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import typing
 from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
-from pydantic_core import ErrorDetails
-
-from tokenloom.errors import ConfigError, PluginError, RequestError, did_you_mean
+from tokenloom.errors import ConfigError, PluginError, RequestError
 from tokenloom.interfaces.contract import PluginChoice
 from tokenloom.interfaces.logits_processor import LogitsProcessorConfig
 from tokenloom.plugins import Registry
 from tokenloom.sampling_params import SamplingParams
+from tokenloom.settings_validation import validated
 
 __all__ = ["check_token_options", "choose_processors"]
 
@@ -99,34 +96,7 @@ def _choose(name: str, settings: Mapping[str, Any], registry: Registry) -> Plugi
     if not issubclass(config_class, LogitsProcessorConfig):
         raise RequestError(f"{_PARAM}: {_KIND}={name}: its Config is no LogitsProcessorConfig", _PARAM)
     try:
-        config = config_class.model_validate(_lists_to_tuples(config_class, settings))
-    except ValidationError as error:
-        faults = [_fault(details, config_class) for details in error.errors(include_url=False)]
-        raise RequestError(f"{_PARAM}: {name}: {'; '.join(faults)}", _PARAM) from error
+        config = validated(config_class, settings, name)
+    except ConfigError as error:
+        raise RequestError(f"{_PARAM}: {error}", _PARAM) from error
     return PluginChoice(_KIND, name, config)
-
-
-def _fault(details: ErrorDetails, config_class: type[BaseModel]) -> str:
-    """One pydantic error as a user reads it."""
-    key = ".".join(str(part) for part in details["loc"])
-    fields = list(config_class.model_fields)
-    if details["type"] == "extra_forbidden":
-        return f"there is no setting {key!r}, only {', '.join(fields) or 'none'}.{did_you_mean(key, fields)}"
-    if details["type"] == "missing":
-        return f"the setting {key!r} must be given"
-    text = details["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
-    return f"{key or 'the settings'}: {text[:1].lower()}{text[1:]}, got {details['input']!r:.80}"
-
-
-def _lists_to_tuples(config_class: type[BaseModel], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """JSON and YAML know only lists, and a strict tuple field would refuse one."""
-    return {
-        key: tuple(value) if isinstance(value, list) and _is_tuple(config_class, key) else value
-        for key, value in settings.items()
-    }
-
-
-def _is_tuple(config_class: type[BaseModel], name: str) -> bool:
-    info = config_class.model_fields.get(name)
-    members = [info.annotation, *typing.get_args(info.annotation)] if info is not None else []
-    return any(typing.get_origin(member) is tuple for member in members)

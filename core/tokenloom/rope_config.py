@@ -23,6 +23,9 @@ __all__ = [
     "YarnScaling",
 ]
 
+_MIN_TURNS, _MAX_TURNS = 1e-9, 1e9
+"""No pair turns less or more often within any length; beyond them the logarithms of YaRN's ramp leave the floats."""
+
 
 class RopeScaling(ABC):
     """How one method changes the frequencies. Implementations are frozen dataclasses: equal ones share a table."""
@@ -141,8 +144,11 @@ class YarnScaling(RopeScaling):
     def problems(self, num_pairs: int) -> list[str]:
         problems = [*_factor_problems(self.factor), *_length_problems(self.original_max_position_embeddings)]
         problems += _amplitude_problems(self.attention_factor)
-        if not 0.0 < self.beta_slow <= self.beta_fast:
-            problems.append(f"yarn needs 0 < beta_slow <= beta_fast, got {self.beta_slow} and {self.beta_fast}")
+        if not _MIN_TURNS <= self.beta_slow <= self.beta_fast <= _MAX_TURNS:
+            problems.append(
+                f"yarn needs 0 < beta_slow <= beta_fast, from {_MIN_TURNS} to {_MAX_TURNS}, got {self.beta_slow} and "
+                f"{self.beta_fast}"
+            )
         return problems
 
     @property

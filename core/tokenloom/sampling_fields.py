@@ -24,28 +24,29 @@ _MAX_SHOWN = 500
 """Characters of a wrong value that a message repeats."""
 
 
-def refusal(name: str, value: object, allowed: str, advice: str) -> RequestError:
-    """The error for a field: its name, the value, what is allowed, what to try."""
-    return RequestError(f"{name} must be {allowed}, got {_shown(value)}; try {advice}", param=name)
+def refusal(name: str, value: object, allowed: str, advice: str, part: str = "") -> RequestError:
+    """The error for a field, or for a part of its value: its name, the value, what is allowed, what to try."""
+    subject = f"{name}: {part}" if part else name
+    return RequestError(f"{subject} must be {allowed}, got {_shown(value)}; try {advice}", param=name)
 
 
 def checked_float(
-    name: str, value: object, low: float, high: float, advice: str, *, low_is_open: bool = False
+    name: str, value: object, low: float, high: float, advice: str, *, low_is_open: bool = False, part: str = ""
 ) -> float:
     """A finite number in a range. NaN fails every comparison, infinities every range."""
     allowed = f"a finite number {'above' if low_is_open else 'from'} {low:g} {'up ' if low_is_open else ''}to {high:g}"
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise refusal(name, value, allowed, advice)
+        raise refusal(name, value, allowed, advice, part)
     # An int too large for a float is refused before conversion.
     if not low <= value <= high or (low_is_open and value == low):
-        raise refusal(name, value, allowed, advice)
+        raise refusal(name, value, allowed, advice, part)
     return float(value)
 
 
-def check_int(name: str, value: object, low: int, high: int, advice: str) -> None:
+def check_int(name: str, value: object, low: int, high: int, advice: str, part: str = "") -> None:
     """An integer in a range; a bool is none."""
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise refusal(name, value, f"an integer from {low} to {high}", advice)
+        raise refusal(name, value, f"an integer from {low} to {high}", advice, part)
 
 
 def check_bool(name: str, value: object) -> None:
@@ -67,7 +68,7 @@ def checked_token_ids(name: str, value: object, advice: str, *, may_be_empty: bo
     if not isinstance(value, tuple | list) or not (value or may_be_empty):
         raise refusal(name, value, f"a {'' if may_be_empty else 'non-empty '}list of token ids", advice)
     for token_id in value:
-        check_int(name, token_id, 0, MAX_INT32, "ids of the model's own vocabulary")
+        check_int(name, token_id, 0, MAX_INT32, "ids of the model's own vocabulary", "each id")
     return tuple(value)
 
 
@@ -79,8 +80,9 @@ def checked_biases(name: str, value: object, limit: float) -> dict[int, float]:
         raise refusal(name, value, "a dictionary from token ids to numbers", "{50256: -100}, or None for no bias")
     biases: dict[int, float] = {}
     for token_id, bias in value.items():
-        check_int(name, token_id, 0, MAX_INT32, "ids of the model's own vocabulary, as integers")
-        biases[token_id] = checked_float(name, bias, -limit, limit, f"-{limit:g} to make a token most unlikely")
+        check_int(name, token_id, 0, MAX_INT32, "ids of the model's own vocabulary, as integers", "each token id")
+        advice = f"-{limit:g} to make a token most unlikely"
+        biases[token_id] = checked_float(name, bias, -limit, limit, advice, part=f"the number of token {token_id}")
     return biases
 
 

@@ -14,10 +14,13 @@ from tokenloom.engine_config import DebugSettings, EngineConfig, EngineSettings,
 from tokenloom.interfaces.cache import CacheConfig
 from tokenloom.interfaces.contract import KINDS, Capabilities, PluginChoice, PluginConfig, PluginInfo
 from tokenloom.interfaces.executor import ModelTraits
+from tokenloom.interfaces.scheduler import SchedulerConfig
 from tokenloom.plugins import Registry, hookimpl
 
 FACTS = ModelTraits(head_dim=64, has_window=False, has_soft_cap=False, device="cpu", dtype="float32")
-ABLE = Capabilities(flags=frozenset({"sliding_window", "soft_cap", "deterministic", "async_launch", "tree_mask"}))
+ABLE = Capabilities(
+    flags=frozenset({"sliding_window", "soft_cap", "deterministic", "async_launch", "tree_mask", "swap"})
+)
 
 
 class PlainConfig(PluginConfig):
@@ -28,6 +31,13 @@ class PlainConfig(PluginConfig):
 
 
 class PlainCacheConfig(CacheConfig):
+    def build(self, context: Any) -> Any:
+        raise NotImplementedError
+
+
+class PlainSchedulerConfig(SchedulerConfig):
+    part: PluginChoice | None = None
+
     def build(self, context: Any) -> Any:
         raise NotImplementedError
 
@@ -54,9 +64,14 @@ def config_of(registry: Registry, **settings: Any) -> EngineConfig:
     """The first plugin of each kind."""
     block_size = settings.pop("block_size", 16)
     part = settings.pop("part", None)
+    preempt_mode = settings.pop("preempt_mode", "recompute")
     choices = {}
     for kind in KINDS:
-        config = PlainCacheConfig(block_size=block_size) if kind == "cache" else PlainConfig(part=part)
+        config: PluginConfig = PlainConfig(part=part)
+        if kind == "cache":
+            config = PlainCacheConfig(block_size=block_size)
+        elif kind == "scheduler":
+            config = PlainSchedulerConfig(part=part, preempt_mode=preempt_mode)
         choices[kind] = PluginChoice(kind, registry.plugins(kind)[0].info.name, config)
     return EngineConfig(model=ModelSettings(), engine=EngineSettings(**settings), debug=DebugSettings(), **choices)
 
@@ -64,11 +79,18 @@ def config_of(registry: Registry, **settings: Any) -> EngineConfig:
 def test_an_able_combination_has_no_reasons() -> None:
     registry = registry_of({})
     facts = ModelTraits(head_dim=80, has_window=True, has_soft_cap=True, device="cuda", dtype="bfloat16")
-    config = config_of(registry, deterministic=True, pipeline_depth=2)
+    config = config_of(registry, deterministic=True, pipeline_depth=2, preempt_mode="swap")
     assert capability_check(config, registry, traits=facts) == []
 
 
 CASES: list[tuple[str, Capabilities, ModelTraits, dict[str, Any], str]] = [
+    (
+        "executor=x",
+        Capabilities(),
+        FACTS,
+        {"preempt_mode": "cheaper"},
+        "executor=x lacks the ability swap, but scheduler.preempt_mode=cheaper; try executor=able",
+    ),
     (
         "attention=x",
         Capabilities(head_dims=(64, 128)),

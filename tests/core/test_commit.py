@@ -110,6 +110,28 @@ def test_ended_request_keeps_no_drafts() -> None:
     assert request.draft_token_ids == []
 
 
+def test_tokens_before_a_row_error_are_kept() -> None:
+    request, row = verified_request(3)
+    run = tuple(TokenLogprobs(token_id, -1.0) for token_id in (10, 11))
+    committed = commit_row(request, row, emit([10, 11], 2, error="every token is forbidden", logprobs=run))
+    assert (committed.token_ids, committed.finish_reason) == ([10, 11], FinishReason.ERROR)
+    assert committed.logprobs == run
+    assert request.output_token_ids == [10, 11]
+    assert request.error == "every token is forbidden"
+    assert request.num_computed_tokens == 4
+
+
+@pytest.mark.parametrize(
+    ("run", "max_tokens", "reason"),
+    [([10, STOP, 12], 9, FinishReason.STOP), ([10, 11], 2, FinishReason.LENGTH), ([STOP], 9, FinishReason.STOP)],
+)
+def test_stop_or_cap_before_a_row_error_comes_first(run: list[int], max_tokens: int, reason: FinishReason) -> None:
+    request, row = verified_request(3, max_tokens)
+    committed = commit_row(request, row, emit(run, len(run), error="every token is forbidden"))
+    assert committed.finish_reason is reason
+    assert request.error is None
+
+
 def test_row_error_ends_the_request_without_tokens() -> None:
     request, row = verified_request(2)
     committed = commit_row(request, row, RowResult("r", [], error="logits are NaN"))

@@ -65,6 +65,10 @@ def test_validated_returns_a_sound_config() -> None:
             "attention_factor must be positive",
         ),
         ({"ropes": _both(RopeConfig(10000.0, 32, YarnScaling(4.0, 64, 1.0, 1.0, 2.0)))}, "0 < beta_slow <= beta_fast"),
+        *(
+            ({"ropes": _both(RopeConfig(10000.0, 32, YarnScaling(4.0, 64, 1.0, fast, slow)))}, "beta_slow <= beta_fast")
+            for fast, slow in ((math.inf, 1.0), (math.nan, 1.0), (1e308, 1.0), (32.0, 5e-324), (math.inf, math.inf))
+        ),
         ({"ropes": _both(RopeConfig(10000.0, 32, YarnScaling(math.nan, 64, 1.0)))}, "factor must be positive"),
         ({"ropes": _both(RopeConfig(1.0, 32, YarnScaling(4.0, 64, 1.0)))}, "theta must be a positive number above 1"),
         (

@@ -15,13 +15,13 @@ from tokenloom.errors import ConfigError, ContractVersionError, PluginError
 from tokenloom.interfaces.contract import CONTRACT_VERSIONS
 from tokenloom.plugins import PluginInfo, Registry, hookimpl
 
-GOOD = plugin_source('PluginInfo("scheduler", "sjf", "{module}:Sched", (1, 0), "Shortest first.")')
+GOOD = plugin_source('PluginInfo("scheduler", "lifo", "{module}:Sched", (1, 0), "Last come, first served.")')
 
 HOOK = "from tokenloom.plugins import hookimpl\n@hookimpl\n"
 
 
-def good_source(module: str, name: str = "sjf") -> str:
-    return GOOD.replace("{module}", module).replace('"sjf"', f'"{name}"')
+def good_source(module: str, name: str = "lifo") -> str:
+    return GOOD.replace("{module}", module).replace('"lifo"', f'"{name}"')
 
 
 def discover(folder: Path) -> Registry:
@@ -45,8 +45,8 @@ def info(kind: str = "scheduler", name: str = "x", contract: tuple[int, int] = (
 
 def test_discover_finds_a_package_by_its_entry_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install_package(tmp_path, monkeypatch, "pkg_good", good_source("pkg_good"), version="2.3")
-    plugin = discover(tmp_path).get("scheduler", "sjf")
-    assert (plugin.package, plugin.version, plugin.label) == ("pkg-good", "2.3", "scheduler=sjf")
+    plugin = discover(tmp_path).get("scheduler", "lifo")
+    assert (plugin.package, plugin.version, plugin.label) == ("pkg-good", "2.3", "scheduler=lifo")
 
 
 def test_discover_of_installed_packages_includes_the_third_party(
@@ -54,7 +54,7 @@ def test_discover_of_installed_packages_includes_the_third_party(
 ) -> None:
     install_package(tmp_path, monkeypatch, "pkg_beside", good_source("pkg_beside"))
     registry = Registry.discover()
-    assert {"sjf", "fcfs"} <= set(registry.names("scheduler"))
+    assert {"lifo", "fcfs"} <= set(registry.names("scheduler"))
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_discover_reports_a_broken_package_and_keeps_the_others(
     install_package(tmp_path / "a", monkeypatch, "pkg_a_broken", source)
     install_package(tmp_path / "b", monkeypatch, "pkg_b_fine", good_source("pkg_b_fine"))
     registry = Registry.discover([*entry_points_of(tmp_path / "a"), *entry_points_of(tmp_path / "b")])
-    assert registry.names("scheduler") == ("sjf",)
+    assert registry.names("scheduler") == ("lifo",)
     (broken,) = registry.broken
     assert broken.package == "pkg-a-broken"
     assert reason in broken.error
@@ -92,9 +92,9 @@ def test_get_blames_broken_packages_when_the_name_is_unknown(tmp_path: Path, mon
     install_package(tmp_path / "a", monkeypatch, "pkg_lost", "import nothing_of_this_name")
     install_package(tmp_path / "b", monkeypatch, "pkg_here", good_source("pkg_here"))
     registry = Registry.discover([*entry_points_of(tmp_path / "a"), *entry_points_of(tmp_path / "b")])
-    with pytest.raises(PluginError, match=r"(?s)scheduler=lost: .*sjf.*pkg-lost .*nothing_of_this_name"):
+    with pytest.raises(PluginError, match=r"(?s)scheduler=lost: .*lifo.*pkg-lost .*nothing_of_this_name"):
         registry.get("scheduler", "lost")
-    assert registry.get("scheduler", "sjf").package == "pkg-here"
+    assert registry.get("scheduler", "lifo").package == "pkg-here"
 
 
 def test_get_of_an_unknown_name_lists_what_exists_and_near_matches() -> None:
@@ -107,7 +107,7 @@ def test_discover_refuses_equal_names_naming_both_packages(tmp_path: Path, monke
     for folder, name in (("a", "pkg_one"), ("b", "pkg_two")):
         install_package(tmp_path / folder, monkeypatch, name, good_source(name))
     points = [*entry_points_of(tmp_path / "a"), *entry_points_of(tmp_path / "b")]
-    with pytest.raises(PluginError, match=r"scheduler=sjf: one from package pkg-one, one from package pkg-two"):
+    with pytest.raises(PluginError, match=r"scheduler=lifo: one from package pkg-one, one from package pkg-two"):
         Registry.discover(points)
 
 
@@ -121,10 +121,10 @@ def test_discover_accepts_equal_entry_point_names_of_two_packages(
     assert not registry.broken
 
 
-@pytest.mark.parametrize("contract", [(2, 0), (0, 9), (1, 1)])
+@pytest.mark.parametrize("contract", [(2, 0), (0, 9), (1, 2)])
 def test_get_refuses_another_major_and_a_newer_minor(contract: tuple[int, int]) -> None:
     registry = Registry.from_modules([module_with(info(contract=contract), info(name="fine"))])
-    written_for = rf"scheduler=x .*contract {contract[0]}\.{contract[1]}.*speaks 1\.0"
+    written_for = rf"scheduler=x .*contract {contract[0]}\.{contract[1]}.*speaks 1\.1"
     with pytest.raises(ContractVersionError, match=written_for):
         registry.get("scheduler", "x")
     assert registry.names("scheduler") == ("fine",)
@@ -143,7 +143,7 @@ def test_load_config_class_imports_the_class_only_when_asked(tmp_path: Path, mon
     (tmp_path / "pkg_lazy" / "inner.py").write_text(good_source("pkg_lazy.inner"))
     registry = discover(tmp_path)
     assert "pkg_lazy.inner" not in sys.modules
-    assert registry.load_config_class("scheduler", "sjf").__module__ == "pkg_lazy.inner"
+    assert registry.load_config_class("scheduler", "lifo").__module__ == "pkg_lazy.inner"
 
 
 @pytest.mark.parametrize(
@@ -157,10 +157,10 @@ def test_load_config_class_imports_the_class_only_when_asked(tmp_path: Path, mon
 def test_load_config_class_names_plugin_and_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str, reason: str
 ) -> None:
-    source = plugin_source(f'PluginInfo("scheduler", "sjf", "{target}", (1, 0), "")')
+    source = plugin_source(f'PluginInfo("scheduler", "lifo", "{target}", (1, 0), "")')
     install_package(tmp_path, monkeypatch, "pkg_wrong", source)
-    with pytest.raises(PluginError, match=r"scheduler=sjf \(package pkg-wrong 1\.5\) cannot be loaded") as caught:
-        discover(tmp_path).load_config_class("scheduler", "sjf")
+    with pytest.raises(PluginError, match=r"scheduler=lifo \(package pkg-wrong 1\.5\) cannot be loaded") as caught:
+        discover(tmp_path).load_config_class("scheduler", "lifo")
     assert reason in str(caught.value)
 
 

@@ -259,6 +259,21 @@ def test_params_are_frozen_and_hashable() -> None:
     assert len({*biased, *biased}) == 2
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("stop_token_ids", [3, -1], "stop_token_ids: each id must be an integer from 0 to 2147483647, got -1;"),
+        ("allowed_token_ids", [True], "allowed_token_ids: each id must be an integer from 0 to 2147483647, got True;"),
+        ("logit_bias", {-1: 2.0}, "logit_bias: each token id must be an integer from 0 to 2147483647, got -1;"),
+        ("logit_bias", {7: 200}, "logit_bias: the number of token 7 must be a finite number from -100 to 100, got 200"),
+    ],
+)
+def test_refusal_of_one_of_many_says_so(name: str, value: Any, message: str) -> None:
+    with pytest.raises(RequestError) as refusal:
+        made(name, value)
+    assert str(refusal.value).startswith(message)
+
+
 def test_refusal_is_both_ours_and_a_value_error() -> None:
     with pytest.raises(TokenloomError):
         SamplingParams(n=0)

@@ -66,7 +66,7 @@ class Preempting(Scheduler):
                 and (request.request_id, length) not in self._log
                 and ledger.num_preempted + 1 < len(view.running)
             ):
-                ledger.preempt(request)
+                ledger.preempt(request, ledger.preempt_mode(request))
         return self._inner.schedule(view, ledger)
 
     def observe(self, event: SchedulerEvent) -> None:

@@ -15,7 +15,7 @@ from tests.core.models.dense_attention import Sequences
 from tests.plugin_packages import install_package
 from tests.tiny_model import write_byte_tokenizer, write_tiny_llama
 from tokenloom import LLM, SamplingParams
-from tokenloom.errors import ModelError, PluginError
+from tokenloom.errors import ContractVersionError, ModelError, PluginError
 from tokenloom.loader.checkpoint import open_checkpoint
 from tokenloom.models.registry import architecture_named, model_infos
 from tokenloom.plugins import default_registry
@@ -122,7 +122,7 @@ def test_an_unknown_family_names_what_is_supported_and_what_failed_to_load(
     with pytest.raises(ModelError) as caught:
         open_checkpoint(folder)
     assert "type 'granite'" in str(caught.value)
-    assert "qwen3 (Qwen3ForCausalLM)" in str(caught.value)
+    assert "qwen3 (Qwen3ForCausalLM or Qwen3Model)" in str(caught.value)
     assert "A package failed to load: tokenloom-granite" in str(caught.value)
     assert "a_module_that_is_not_there" in str(caught.value)
 
@@ -158,6 +158,18 @@ def test_a_broken_family_is_named_when_its_model_is_opened(
     with pytest.raises(PluginError, match="model mine cannot be loaded") as caught:
         open_checkpoint(folder)
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("version", [(2, 0), (1, 7)])
+def test_a_family_of_another_contract_is_refused_by_version(
+    install: Callable[..., None], tmp_path: Path, version: tuple[int, int]
+) -> None:
+    arguments = f"'mine', 'pkg_mine.code:Mine', ('mine',), contract={version}"
+    install("pkg_mine", {"pkg_mine/__init__.py": DECLARATION.format(arguments=arguments), "pkg_mine/code.py": "1 / 0"})
+    folder = write_tiny_llama(tmp_path / "model", extra_config={"model_type": "mine"})
+    stated = ".".join(map(str, version))
+    with pytest.raises(ContractVersionError, match=f"model mine .*written for model contract {stated}, this core"):
+        open_checkpoint(folder)
 
 
 @pytest.mark.parametrize(

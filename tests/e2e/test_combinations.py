@@ -23,16 +23,29 @@ from tokenloom.plugins import default_registry
 NUM_OUTPUT_TOKENS = 19
 AXES: dict[str, tuple[Any, ...]] = {
     "attention": ("torch_sdpa",),
-    "cache": ("none", "hash"),
+    "cache": ("none", "contiguous", "hash", "radix"),
     "spec_decode": ("none", "ngram"),
     "quant": ("none", "int8"),
     "executor": ("local",),
-    "scheduler": ("fcfs", "preempting"),
+    "scheduler": (
+        "fcfs",
+        "priority",
+        "sjf",
+        "fair_share",
+        "deadline",
+        "prefix_affinity",
+        "slo_adaptive",
+        "static_batch",
+        "preempting",
+    ),
     "block_size": (1, 4, 16),
     "budget": (1, 7, 64),
     "num_blocks": ("tight", "ample"),
+    "preempt_mode": ("recompute", "swap", "cheaper"),
 }
-SETTINGS = {"block_size", "budget", "num_blocks"}
+WITHOUT_A_MODEL = {"simulated"}
+"""Executors whose tokens nothing can be compared with."""
+SETTINGS = {"block_size", "budget", "num_blocks", "preempt_mode"}
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -46,7 +59,7 @@ def test_axes_name_every_installed_plugin() -> None:
     """A new plugin must join the matrix."""
     assert set(AXES) - SETTINGS == set(KINDS)
     for kind in KINDS:
-        assert set(default_registry().names(kind)) <= set(AXES[kind]), kind
+        assert set(default_registry().names(kind)) - WITHOUT_A_MODEL <= set(AXES[kind]), kind
 
 
 def test_combination_equals_the_plain_model(
@@ -59,7 +72,9 @@ def test_combination_equals_the_plain_model(
     tight = 1 + -(-longest * 3 // (2 * block_size))
     num_blocks = tight if case["num_blocks"] == "tight" else 1500 // block_size + 40
     overrides = [f"{kind}={case[kind]}" for kind in KINDS if kind != "scheduler" or case[kind] != "preempting"]
-    limits = {"max_num_batched_tokens": case["budget"], "max_num_seqs": 6}
+    if case["cache"] == "contiguous":
+        overrides.append("cache.reserve=max_tokens")
+    limits = {"max_num_batched_tokens": case["budget"], "max_num_seqs": 6, "preempt_mode": case["preempt_mode"]}
     scheduler = None
     if case["scheduler"] == "preempting":
         scheduler = PluginChoice("scheduler", "preempting", PreemptingConfig(**limits))
@@ -75,16 +90,24 @@ def test_combination_equals_the_plain_model(
     usage = llm.engine.kv_usage()
     assert usage["active"] == 0
     assert usage["free"] + usage["cached"] == num_blocks - 1
-    if case["num_blocks"] == "tight" and case["budget"] == 64:
-        assert llm.engine.stats.num_preemptions > 0
+    stats = llm.engine.stats
+    # Who reserved everything is not preempted for want of memory.
+    if case["num_blocks"] == "tight" and case["budget"] == 64 and case["cache"] != "contiguous":
+        assert stats.num_preemptions > 0
+    if case["preempt_mode"] == "swap":
+        assert (stats.num_refused_swaps, stats.num_lost_swaps) == (0, 0)
+        assert stats.num_swaps == stats.num_preemptions
     # With a budget of one token only one request runs at a time, and it must stay.
     if case["scheduler"] == "preempting" and case["budget"] > 1:
         assert llm.engine.stats.num_preemptions >= len(prompts)
 
 
+@pytest.mark.parametrize("mode", ["recompute", "swap"])
 @pytest.mark.parametrize("cache", ["none", "hash"])
-def test_preemption_at_every_output_position(cache: str, build_llm: Callable[..., LLM], tiny_folder: Path) -> None:
-    config = PreemptingConfig(max_num_seqs=6)
+def test_preemption_at_every_output_position(
+    cache: str, mode: str, build_llm: Callable[..., LLM], tiny_folder: Path
+) -> None:
+    config = PreemptingConfig(max_num_seqs=6, preempt_mode=mode)  # type: ignore[arg-type]
     scheduler = PluginChoice("scheduler", "preempting", config)
     llm = build_llm(f"cache={cache}", "cache.block_size=4", scheduler=scheduler)
     prompts = _prompts(4)[:3]
@@ -94,7 +117,8 @@ def test_preemption_at_every_output_position(cache: str, build_llm: Callable[...
     for prompt, output in zip(prompts, outputs, strict=True):
         load_plain_model(tiny_folder).assert_greedy(prompt, output.outputs[0].token_ids)
     assert sorted(length for _, length in config.log) == sorted([*range(1, 24), *range(1, 24)])
-    assert llm.engine.stats.num_recomputed_tokens > 0
+    assert (llm.engine.stats.num_recomputed_tokens > 0) == (mode == "recompute")
+    assert llm.engine.stats.num_swaps == (len(config.log) if mode == "swap" else 0)
 
 
 def test_drafts_are_accepted_where_the_matrix_runs(build_llm: Callable[..., LLM]) -> None:

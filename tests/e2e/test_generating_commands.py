@@ -181,6 +181,20 @@ def test_bench_compares_configurations_in_turn(
     assert all(tokens[name] == tokens[names[0]] for name in names)
 
 
+def test_bench_keeps_the_other_results_when_one_point_fails(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "work.json").write_text(json.dumps([{"prompt": [1] * 40, "max_tokens": 2}]), encoding="utf-8")
+    command = ["bench", "throughput", *words, f"workload={tmp_path / 'work.json'}", f"output={tmp_path / 'out.json'}"]
+    assert main([*command, "cache.num_blocks=2,50"]) == 1
+    captured = capsys.readouterr()
+    assert "cache.num_blocks=50" in captured.out
+    assert "failed: cache.num_blocks=2: the prompt has 40 tokens" in captured.err
+    assert list(json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))) == ["cache.num_blocks=50"]
+    assert main([*command, "cache=none,none"]) == 2
+    assert "cache=none is given twice" in capsys.readouterr().err
+
+
 def test_bench_refuses_a_bad_point_before_any_runs(
     words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

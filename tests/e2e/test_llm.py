@@ -117,6 +117,12 @@ def test_stop_token_ends_at_its_first_occurrence(build_llm: Callable[..., LLM], 
                 assert found.text == llm.tokenizer.decode(whole.token_ids[:first])
 
 
+def test_stop_string_that_half_a_character_completes_at_the_end(build_llm: Callable[..., LLM]) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=1, allowed_token_ids=[0xE2], stop="\ufffd")
+    (choice,) = build_llm().generate("hello", params)[0].outputs
+    assert (choice.text, choice.finish_reason, choice.stop_reason) == ("", "stop", "\ufffd")
+
+
 def test_min_tokens_masks_stop_tokens(build_llm: Callable[..., LLM]) -> None:
     llm = build_llm()
     first = llm.generate("xyz", GREEDY)[0].outputs[0].token_ids[0]

@@ -394,6 +394,35 @@ def test_dead_end_ends_with_its_reason(
     assert second.outputs[0].token_ids == alone([plain, plain])[1].outputs[0].token_ids
 
 
+@pytest.mark.parametrize("verifier", ["position_noise", "rejection"])
+def test_dead_end_behind_accepted_drafts_changes_nothing(build_llm: Callable[..., LLM], verifier: str) -> None:
+    """The token after some accepted drafts cannot be sampled: a stop before it wins, and no token before it is lost."""
+    prompt = [65, 65, 65, 66] * 6
+    forced = SamplingParams(
+        temperature=0.0,
+        max_tokens=20,
+        allowed_token_ids=[65, 66],
+        logit_bias={65: 100},
+        bad_words=["AAAA", "BA", "BB"],
+    )
+    cases = [
+        forced.with_changes(stop_token_ids=[66]),
+        forced.with_changes(stop=["B"]),
+        forced,
+        SamplingParams(temperature=0.0, max_tokens=20, allowed_token_ids=[65], bad_words=["A" * 9]),
+    ]
+    prompts = [prompt, prompt, prompt, [65] * 30]
+    with build_llm() as llm:
+        expected = [output.outputs[0] for output in llm.generate(prompts, cases)]
+    assert [choice.finish_reason for choice in expected] == ["stop", "stop", "error", "error"]
+    with build_llm("spec_decode=ngram", "spec_decode.min_n=1", f"spec_decode.verifier={verifier}") as llm:
+        found = [output.outputs[0] for output in llm.generate(prompts, cases)]
+        assert llm.engine.stats.num_accepted_tokens > 0
+    for one, other in zip(found, expected, strict=True):
+        assert (one.token_ids, one.text, one.finish_reason) == (other.token_ids, other.text, other.finish_reason)
+        assert (one.stop_reason, one.error) == (other.stop_reason, other.error)
+
+
 @pytest.mark.parametrize(
     ("changes", "param"),
     [

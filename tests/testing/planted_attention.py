@@ -208,6 +208,8 @@ class PlantedAttention(AttentionBackend):
 
     def _masked(self, scores: torch.Tensor, visible: torch.Tensor, layer: AttentionLayer) -> torch.Tensor:
         cap = layer.soft_cap
+        if self._bug == "scores clamped at 80":
+            scores = scores.clamp(-80.0, 80.0)
         if self._bug == "scores rounded":
             scores = scores.to(torch.bfloat16).float()
         if self._bug == "cap after the mask" and cap is not None:
@@ -255,6 +257,8 @@ class PlantedAttention(AttentionBackend):
             return torch.ones(1, 1, dtype=torch.bool)
         shift = {"window too wide": 1, "window too narrow": -1}.get(self._bug, 0)
         if self._bug == "window too wide in decode" and num_new == 1:
+            shift = 1
+        if self._bug == "large windows too wide" and window >= 64:
             shift = 1
         return slot_positions > row_positions - window - shift
 

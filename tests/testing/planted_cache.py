@@ -40,6 +40,9 @@ FlatBug = Literal[
     "keeps_every_key",
     "evicts_by_key",
     "asks_for_a_run",
+    "matches_twenty",
+    "refuses_the_deep",
+    "compares_eight_bytes",
 ]
 
 TreeBug = Literal["none", "hides_the_parent", "drops_the_subtree", "knows_no_holders"]
@@ -78,6 +81,8 @@ class Flat(PrefixCache):
     def name(self, keys: Sequence[BlockKey], index: int) -> object:
         if self._bug == "short_keys":
             return keys[index][:1]
+        if self._bug == "compares_eight_bytes":
+            return keys[index][:8]
         return index if self._bug == "depth_for_a_key" else keys[index]
 
     def bytes_of(self, block_id: int) -> bytes:
@@ -92,6 +97,8 @@ class Flat(PrefixCache):
     def match(self, keys: Sequence[BlockKey], window_blocks: int | None = None) -> list[int]:
         if self._bug == "match_records":
             self._seen.append(tuple(keys))
+        if self._bug == "matches_twenty":
+            keys = keys[:20]
         found = [self._block_of.get(self.name(keys, index), 0) for index in range(len(keys))]
         if self._bug == "match_pins":
             self._pinned.update(found[:1])
@@ -109,6 +116,8 @@ class Flat(PrefixCache):
     def insert(self, keys: Sequence[BlockKey], index: int, block_id: int) -> bool:
         self._num_offers += 1
         name = self.name(keys, index)
+        if self._bug == "refuses_the_deep" and index >= 32:
+            return False
         if self._bug == "takes_nothing" or (name in self._block_of and self._bug != "indexes_twice"):
             return False
         if self._bug == "key_stays_taken" and name in self._seen:

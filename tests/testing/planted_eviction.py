@@ -29,6 +29,11 @@ Bug = Literal[
     "hits_do_not_count",
     "never_expires",
     "expires_unasked",
+    "depth_in_three_bits",
+    "ticks_wrap",
+    "whole_seconds",
+    "retention_yes_or_no",
+    "negative_retention_lost",
 ]
 
 
@@ -95,6 +100,16 @@ class Planted(EvictionPolicy):
         last = self._last[block_id]
         depth = last.depth if self._bug == "head_first" else -last.depth
         key: tuple[float, ...] = (last.retention_priority, last.tick, depth)
+        if self._bug == "depth_in_three_bits":
+            key = (key[0], key[1], -(last.depth & 7))
+        if self._bug == "ticks_wrap":
+            key = (key[0], last.tick % 1024, depth)
+        if self._bug == "whole_seconds":
+            key = (key[0], int(last.now_s), depth)
+        if self._bug == "retention_yes_or_no":
+            key = (min(key[0], 1), key[1], depth)
+        if self._bug == "negative_retention_lost":
+            key = (max(key[0], 0), key[1], depth)
         if self._bug == "keys_of_two_lengths" and last.depth == 0:
             return key[:2]
         if self._bug == "nan_for_the_first" and last.depth == 0:

@@ -72,12 +72,21 @@ class Planted(LogitsProcessor):
         self._first = first
         self._vocab_size = vocab_size
         self._num_calls = 0
+        self._past: list[torch.Tensor] = []
         self._memo: dict[Any, torch.Tensor] = {}
         self._held: dict[int, tuple[_Tokens, int, torch.Tensor]] = {}
 
     def process(self, logits: torch.Tensor, rows: Sequence[LogitsRow]) -> None:
         bug = self._bug
         self._num_calls += 1
+        if bug == "seeds the generator of all":
+            torch.manual_seed(0)
+        if bug == "keeps every call's logits":
+            self._past.append(logits.clone())
+        if bug == "clears what it was given before":
+            for past in self._past:
+                past.zero_()
+            self._past = [logits]
         if bug == "works on a copy":
             logits = logits.clone()
         by_request: dict[Any, torch.Tensor] = {}
@@ -161,6 +170,8 @@ class Planted(LogitsProcessor):
             logits /= logits.max() - logits[logits.isfinite()].min()
         if bug == "raises a token to inf" and len(row.token_ids) % 2 == 0:
             logits[0] = torch.inf
+        if bug == "fails behind 64 tokens" and len(row.token_ids) > 64:
+            logits.fill_(torch.nan)
         if bug == "clamps":
             logits.clamp_(min=-1e9)
 

@@ -175,6 +175,8 @@ class _Linear(LinearWeights):
         if self._bug == "one scale for two rows":
             largest[1::2] = largest[: len(largest) // 2 * 2 : 2]
         scale = (largest / levels).to(self._context.dtype).clamp_min(1e-7)
+        if self._bug == "scale of zeros is NaN":
+            scale = torch.where(largest == 0, torch.nan, scale)
         quantized = (weight / scale.float()).round().clamp(-levels, levels)
         if self._bug == "zero point one too high":
             quantized += 1
@@ -194,6 +196,8 @@ class _Linear(LinearWeights):
         if self._config.rounds_activations and x.shape[0]:
             rows = self._rounded(rows)
         if self._bug == "wrong for many rows" and x.shape[0] > 32:
+            rows = rows.roll(1, dims=1)
+        if self._bug == "wrong for very many rows" and x.shape[0] > 128:
             rows = rows.roll(1, dims=1)
         if self._bug == "fails without rows":
             assert rows.amax() < float("inf")

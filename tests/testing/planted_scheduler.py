@@ -46,6 +46,9 @@ Bug = Literal[
     "ignores_the_chunk_limit",
     "need_before_the_cache",
     "serves_what_is_in_flight",
+    "most_retained_first",
+    "longest_retained_last",
+    "three_at_most",
 ]
 
 
@@ -111,6 +114,10 @@ class Planted(Scheduler):
             waiting.sort(key=lambda request: request.num_tokens)
         if self._bug == "most_urgent_first":
             waiting.sort(key=lambda request: request.priority)
+        if self._bug == "most_retained_first":
+            waiting.sort(key=lambda request: -request.retention_priority)
+        if self._bug == "longest_retained_last":
+            waiting.sort(key=lambda request: request.retention_ttl_s or float("inf"))
         if self._bug == "draws_at_random":
             random.shuffle(waiting)
         if self._bug == "counts_in_schedule" and self._num_plans % 2:
@@ -128,6 +135,8 @@ class Planted(Scheduler):
         return waiting
 
     def _admit(self, request: RequestView, ledger: Ledger) -> bool:
+        if self._bug == "three_at_most" and self._context.max_num_seqs - ledger.remaining_slots >= 3:
+            return False
         need = ledger.need(request)
         if self._bug == "need_before_the_cache":
             need = request.num_tokens - request.num_computed_tokens

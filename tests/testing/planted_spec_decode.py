@@ -7,6 +7,7 @@ distributions; trees are proposed where they are legal. So every rule of the con
 from __future__ import annotations
 
 import random
+import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -108,6 +109,7 @@ class PlantedDrafter(Drafter):
         self._num_calls = 0
         self._table = torch.randn(context.vocab_size, context.vocab_size, generator=torch.Generator().manual_seed(5))
         self._buffer = torch.zeros(16, context.vocab_size)
+        self._left: list[torch.Tensor] = []
 
     def needs(self) -> DrafterNeeds:
         self._num_calls += 1
@@ -118,6 +120,8 @@ class PlantedDrafter(Drafter):
         return DrafterNeeds()
 
     def propose(self, batch: DraftBatch) -> Sequence[Proposal]:
+        if self._bug == "seeds the generator of all":
+            torch.manual_seed(0)
         places = list(range(len(batch.request_ids)))
         if self._bug == "answers sorted by id":
             places.sort(key=lambda place: batch.request_ids[place])
@@ -138,6 +142,8 @@ class PlantedDrafter(Drafter):
             }
         if self._bug in ("never forgets", "frontier of its own"):
             return
+        if self._bug == "keeps a buffer of each request":
+            self._left += [torch.zeros(16) for _ in request_ids]
         for request_id in request_ids:
             if self._bug == "forget of unknown ids fails":
                 del self._histories[request_id]
@@ -213,12 +219,17 @@ class PlantedDrafter(Drafter):
         sampling = [batch.sampling[place] for place in places]
         if self._bug == "same draw for every seed":
             sampling = [replace(s, seed=0) for s in sampling]
+        if self._bug == "noise of the seed alone":
+            sampling = [replace(s, position=0) for s in sampling]
+        if self._bug == "noise without the choice":
+            sampling = [replace(s, choice=0) for s in sampling]
         sampler = DraftSampler(sampling, self._vocab_size)
         ids: list[torch.Tensor] = []
         rows: list[torch.Tensor] = []
         for depth in range(max(limits, default=0)):
-            logits = self._table[last]
-            drawn = sampler.draw(logits, 0 if self._bug == "one noise for every depth" else depth)
+            logits = self._table[torch.zeros_like(last) if self._bug == "one table row and one noise" else last]
+            is_one = self._bug in ("one noise for every depth", "one table row and one noise")
+            drawn = sampler.draw(logits, 0 if is_one else depth)
             last = drawn.token_ids
             ids.append(last)
             rows.append(logits.softmax(dim=-1) if self._bug == "probs before the filters" else drawn.probs)
@@ -295,6 +306,7 @@ class PlantedPolicy(DraftPolicy):
         self._bug = bug
         self._accepted: dict[str, int] = {}
         self._num_asked = 0
+        self._outcomes: list[VerifiedDrafts] = []
         self._random = random.Random()
 
     def num_drafts(self, request: RequestView, num_running: int) -> int:
@@ -316,12 +328,16 @@ class PlantedPolicy(DraftPolicy):
                 return count
             case "random":
                 return count + self._random.randint(0, 3)
+            case "reads the clock":
+                return count + int(time.monotonic()) % 2
             case _:
                 return count
 
     def observe(self, verified: Sequence[VerifiedDrafts], duration_s: float) -> None:
         if self._bug == "divides by the duration":
             assert sum(drafts.num_accepted_tokens for drafts in verified) / duration_s >= 0
+        if self._bug == "keeps every outcome":
+            self._outcomes += verified
         for drafts in verified:
             if self._bug == "knows the asked only" and drafts.request_id == "never_asked":
                 raise KeyError(drafts.request_id)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal, final
@@ -24,6 +25,7 @@ Bug = Literal[
     "lowers_a_priority",
     "remembers_calls",
     "takes_nobody",
+    "reads_the_clock",
 ]
 
 
@@ -61,6 +63,8 @@ class Planted(VictimPolicy):
             candidates.sort(key=lambda candidate: candidate.num_computed_tokens)
         if self._bug == "takes_nobody":
             return None
+        if self._bug == "reads_the_clock":
+            return candidates[int(time.time()) % len(candidates)]
         if self._bug == "draws_at_random":
             return random.choice(candidates)
         if self._bug == "order_of_a_set":

@@ -35,6 +35,7 @@ CAUGHT_BY: dict[str, tuple[str, ...]] = {
     "import cleans NaN": ("import_restores_exported_blocks_bit_for_bit",),
     "import drops values": ("a_sequence_moved_to_other_blocks_attends_the_same",),
     "keys read as if contiguous": ("write_kv_takes_strided_keys_and_values",),
+    "large windows too wide": ("forward_around_the_window_matches_the_reference",),
     "negative slots stored": ("write_kv_does_not_store_negative_slots",),
     "newest batch for every group": ("groups_share_one_backend",),
     "only -1 is not stored": ("write_kv_does_not_store_negative_slots",),
@@ -50,6 +51,7 @@ CAUGHT_BY: dict[str, tuple[str, ...]] = {
     "scale missing where deterministic": ("deterministic_results_match_the_reference",),
     "scale of its own": ("forward_uses_the_scale_of_the_layer",),
     "scale of the padded head": ("forward_in_every_dtype_and_head_dim_matches_the_reference",),
+    "scores clamped at 80": ("forward_tells_scores_beyond_80_apart",),
     "scores rounded": ("forward_keeps_large_scores_exact",),
     "sees what looks plausible": (
         "an_accepted_path_is_compacted_by_copy_slots",
@@ -76,10 +78,12 @@ SEEN_NOWHERE_ELSE = frozenset(
         "16-bit slots",
         "copies one after the other",
         "first 512 tokens only",
+        "large windows too wide",
         "newest batch for every group",
         "page bytes of one tensor",
         "plan kept by address",
         "query read as if contiguous",
+        "scores clamped at 80",
         "sees what looks plausible",
     }
 )

@@ -16,6 +16,7 @@ EVERYTHING = "test_everything_but_what_is_held_can_be_evicted"
 GAP = "test_a_hit_stops_at_the_first_gap"
 WINDOW = "test_a_window_needs_only_its_last_blocks"
 ONCE = "test_a_key_is_indexed_once"
+DEEP = "test_a_long_sequence_is_found_to_its_end"
 TRAFFIC = "test_random_traffic_yields_what_each_request_yields_alone"
 
 FLAT_CAUGHT_BY: dict[str, tuple[str, ...]] = {
@@ -37,6 +38,9 @@ FLAT_CAUGHT_BY: dict[str, tuple[str, ...]] = {
     "keeps_every_key": ("test_it_never_outgrows_the_memory_that_it_indexes",),
     "evicts_by_key": ("test_equal_histories_evict_the_same_blocks",),
     "asks_for_a_run": ("test_reservations_can_be_granted",),
+    "matches_twenty": (DEEP,),
+    "refuses_the_deep": (DEEP,),
+    "compares_eight_bytes": ("test_each_byte_of_a_key_counts",),
 }
 
 TREE_CAUGHT_BY: dict[str, tuple[str, ...]] = {
@@ -73,3 +77,10 @@ def test_every_bug_is_caught_and_every_test_catches_one() -> None:
     assert set(TREE_CAUGHT_BY) == set(get_args(TreeBug)) - {"none"}
     used = {test for table in (FLAT_CAUGHT_BY, TREE_CAUGHT_BY) for tests in table.values() for test in tests}
     assert used == set(test_names(CacheSuite))
+
+
+def test_a_selective_cache_may_refuse_blocks() -> None:
+    suite = make_suite(
+        CacheSuite, cache_info("flat", "prefix_cache", "selective"), settings={"bug": "refuses_the_deep"}
+    )
+    assert run_test(suite, DEEP)[0] == PASSED

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -12,13 +14,18 @@ import pytest
 
 from tests.plugin_packages import install_package, plugin_source
 from tests.testing.planted_victim import victim_info
+from tests.testing.suite_runner import test_names
 from tokenloom import testing
 from tokenloom.cli import main
+from tokenloom.cli.plugin_package import TEMPLATED_KINDS, write_plugin_package
+from tokenloom.compose import compose_config
 from tokenloom.errors import ConfigError, PluginError
 from tokenloom.interfaces.contract import CONTRACT_VERSIONS
 from tokenloom.plugins import RegisteredPlugin, Registry, default_registry
-from tokenloom.testing import check, suite_run
-from tokenloom.testing.check import SUITES, Checked, check_plugins, parse_settings, select_plugins
+from tokenloom.testing import SUITES, EvictionSuite, VictimSuite, check, suite_run
+from tokenloom.testing.check import Checked, check_plugins, parse_settings, select_plugins
+from tokenloom.testing.outcome import SuiteOutcome
+from tokenloom.testing.suite import build_choice
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -114,7 +121,9 @@ def test_a_right_plugin_passes_and_a_kind_without_suite_is_listed(run: Run, pack
     code, out, _ = run(package)
     assert code == 0
     rows = {line.split()[0]: line.split() for line in out.splitlines() if "=" in line}
-    assert rows["scheduler.victim=whoever"][3:] == ["9", "0", "0"]
+    num_passed, num_skipped, num_failed = map(int, rows["scheduler.victim=whoever"][3:])
+    assert num_passed >= len(test_names(VictimSuite))
+    assert (num_skipped, num_failed) == (0, 0)
     assert out.count("no suite for kind executor") == 1
     assert "FAILED" not in out
 
@@ -134,10 +143,22 @@ def test_an_interrupt_ends_the_command(run: Run, package: str) -> None:
 
 @pytest.mark.parametrize(
     ("words", "reason"),
-    [(["place"], "key=value"), (["place=soon"], "place: Input should be"), (["depth=1"], "depth: Extra inputs")],
+    [
+        (["place"], "key=value"),
+        (["=1"], "key=value"),
+        (["place=soon"], "scheduler.victim=whoever: place: must be a valid integer, got 'soon'"),
+        (["depth=1"], "there is no setting 'depth', only place."),
+        (["plac=1"], "Did you mean 'place'?"),
+        (["place=["], "place=[: cannot be parsed"),
+        (["place={"], "place={: cannot be parsed"),
+        (["place=1,2"], "this is a sweep"),
+        (["place=off"], "place: must be a valid integer, got 'off'"),
+        (["place.deep=1"], "there is no setting 'place.deep'"),
+        (["plac=1", "place=soon"], "got 'soon'; there is no setting 'plac'"),
+    ],
 )
 def test_wrong_settings_are_refused(run: Run, package: str, words: list[str], reason: str) -> None:
-    code, _, err = run("scheduler.victim=whoever", "--settings", *words)
+    code, _, err = run("scheduler.victim=whoever", *(part for word in words for part in ("--settings", word)))
     assert code == 2
     assert reason in err
 
@@ -155,28 +176,52 @@ def test_settings_name_nested_plugins() -> None:
     assert (settings["victim"].name, settings["max_chunk_tokens"]) == ("last_in", 64)
     with pytest.raises(ConfigError, match=r"no such scheduler\.victim"):
         parse_settings(fcfs, ["victim=nobody"], registry)
+    with pytest.raises(ConfigError, match="victim: must be a nested plugin, got 3"):
+        parse_settings(fcfs, ["victim=3"], registry)
+
+
+@pytest.mark.parametrize(
+    ("label", "word", "key", "value"),
+    [
+        ("quant=int8", "skip=[model.layers.0,lm_head]", "skip", ("model.layers.0", "lm_head")),
+        ("scheduler=priority", "ageing_s=null", "ageing_s", None),
+        ("scheduler=priority", "ageing_s=1e1", "ageing_s", 10.0),
+    ],
+)
+def test_settings_read_as_in_a_config(label: str, word: str, key: str, value: object) -> None:
+    registry = default_registry()
+    kind, _, name = label.partition("=")
+    plugin = registry.get(kind, name)
+    config = build_choice(plugin.info, parse_settings(plugin, [word], registry)).config
+    composed = dict(compose_config([label, f"{kind}.{word}"]).engine)[kind].config
+    assert getattr(config, key) == getattr(composed, key) == value
 
 
 def test_a_plugin_for_another_contract_fails() -> None:
     plugin = RegisteredPlugin(victim_info(), "some-package", "1.0", "it was written for scheduler.victim contract 9.0")
     (checked,) = check_plugins([plugin], {})
-    assert [failure.message for failure in checked.failures] == ["it was written for scheduler.victim contract 9.0"]
+    assert [failure.message for failure in checked.outcome.failures] == [
+        "it was written for scheduler.victim contract 9.0"
+    ]
 
 
 def test_a_config_that_cannot_be_imported_fails_every_test() -> None:
     info = victim_info()
     broken = RegisteredPlugin(type(info)(info.kind, "gone", "no_such_module:Config", (1, 0), ""), "some-package", "1.0")
     (checked,) = check_plugins([broken], {})
-    assert checked.num_passed == 0
-    assert all("cannot be loaded" in failure.message for failure in checked.failures)
+    assert checked.outcome.num_passed == 0
+    assert all("cannot be loaded" in failure.message for failure in checked.outcome.failures)
 
 
 def test_skips_are_counted_by_reason_and_progress_is_told() -> None:
     told: list[tuple[str, int, int]] = []
     plugin = default_registry().get("cache.eviction", "lru")
     (checked,) = check_plugins([plugin], {}, lambda *step: told.append(step))
-    assert checked == Checked(plugin, 9, {"retention is not declared": 1})
-    assert told == [("cache.eviction=lru", number, 10) for number in range(1, 11)]
+    (num_skipped,) = checked.outcome.skipped.values()
+    total = checked.outcome.num_passed + num_skipped
+    assert total >= len(test_names(EvictionSuite))
+    assert checked == Checked(plugin, SuiteOutcome(total - num_skipped, {"retention is not declared": num_skipped}))
+    assert told == [("cache.eviction=lru", number, total) for number in range(1, total + 1)]
 
 
 def test_options_of_the_project_around_do_not_matter(
@@ -194,7 +239,7 @@ def test_options_of_the_project_around_do_not_matter(
 def test_a_run_that_collects_nothing_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(suite_run, "chosen_suite", lambda: object)
     (checked,) = check_plugins([default_registry().get("scheduler.victim", "last_in")], {})
-    assert "NO_TESTS_COLLECTED" in checked.failures[0].message
+    assert "NO_TESTS_COLLECTED" in checked.outcome.failures[0].message
 
 
 @pytest.mark.parametrize("missing", [["pytest"], ["pytest", "hypothesis"]])
@@ -207,9 +252,48 @@ def test_missing_libraries_are_named_with_the_extra(monkeypatch: pytest.MonkeyPa
 
 def test_every_kind_but_the_executor_has_a_suite() -> None:
     assert set(SUITES) == set(CONTRACT_VERSIONS) - {"executor"}
-    for kind, name in SUITES.items():
-        assert name in testing.__all__
-        assert getattr(testing, name).kind == kind
+    for kind, target in SUITES.items():
+        assert getattr(testing, target.partition(":")[2]).kind == kind
+
+
+def test_type_checkers_see_the_suites_that_there_are() -> None:
+    tree = ast.parse(Path(testing.__file__).read_text(encoding="utf-8"))
+    (block,) = (node for node in tree.body if isinstance(node, ast.If))
+    imports = [node for node in block.body if isinstance(node, ast.ImportFrom)]
+    seen = {f"{node.module}:{alias.name}" for node in imports for alias in node.names}
+    assert seen == set(SUITES.values())
+    assert set(testing.__all__) == {"SUITES", "PluginSuite", *(target.partition(":")[2] for target in SUITES.values())}
+
+
+def test_a_suite_that_there_is_not_is_no_attribute() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'NoSuite'"):
+        testing.NoSuite  # noqa: B018
+
+
+@pytest.mark.parametrize("kind", SUITES)
+def test_the_document_has_every_kind_in_its_tables(kind: str) -> None:
+    document = (Path(__file__).parents[2] / "docs" / "writing_a_plugin.md").read_text(encoding="utf-8")
+    asked, suites = document.partition("## What each kind is asked")[2].split("| kind | suite |")
+    row = rf"^\|[^|]*`{re.escape(kind)}`[^|]*\|"
+    assert f"`{kind}`" in document.partition("## The four parts")[0]
+    assert re.search(row, asked, re.MULTILINE)
+    assert re.search(rf"{row} `{SUITES[kind].partition(':')[2]}` \|", suites, re.MULTILINE)
+
+
+@pytest.mark.parametrize("kind", TEMPLATED_KINDS)
+def test_the_readme_of_a_new_package_names_the_command(kind: str, tmp_path: Path) -> None:
+    write_plugin_package(kind, "mine", tmp_path)
+    (readme,) = tmp_path.rglob("README.md")
+    assert re.search(r"^tokenloom plugins check [\w-]*mine[\w-]*$", readme.read_text(encoding="utf-8"), re.MULTILINE)
+
+
+def test_the_help_says_how_a_setting_is_written(run: Run) -> None:
+    code, out, _ = run("--help")
+    text = " ".join(out.split())
+    assert code == 0
+    assert "max_chunk_tokens=64" in text
+    assert "victim=last_in" in text
+    assert "kind=name" in text
 
 
 def test_listing_plugins_imports_no_pytest() -> None:

@@ -18,6 +18,7 @@ FLAGS = {
 YIELDS = "test_a_touch_yields_the_key_of_its_block"
 COMPARED = "test_keys_can_be_compared"
 EQUAL = "test_equal_touches_give_equal_keys"
+LARGER = "test_larger_retention_is_kept_longer"
 KNOWN = "test_time_alone_changes_known_blocks_only"
 
 CAUGHT_BY: dict[str, tuple[str, ...]] = {
@@ -36,6 +37,11 @@ CAUGHT_BY: dict[str, tuple[str, ...]] = {
     "hits_do_not_count": (FLAGS["recency"],),
     "never_expires": (FLAGS["retention"],),
     "expires_unasked": (FLAGS["retention"],),
+    "depth_in_three_bits": (FLAGS["tail_first"],),
+    "ticks_wrap": (FLAGS["recency"],),
+    "whole_seconds": (FLAGS["recency"],),
+    "retention_yes_or_no": (LARGER,),
+    "negative_retention_lost": (LARGER,),
 }
 
 

@@ -47,12 +47,14 @@ CAUGHT_BY: dict[str, tuple[str, ...]] = {
     "result in float32": ("apply_multiplies_by_the_stored_weights",),
     "rounds down": ("weights_stay_within_the_stated_error",),
     "rows read as if contiguous": ("apply_takes_strided_rows_and_leaves_them_as_they_are",),
+    "scale of zeros is NaN": ("rows_of_zeros_stay_zeros",),
     "scale forgotten by few rows": ("apply_multiplies_by_the_stored_weights",),
     "shards by name": ("weights_stay_within_the_stated_error",),
     "shards in the order of loading": ("load_takes_shards_in_any_order",),
     "skip list by substring": ("covers_leaves_the_skip_list_to_the_core", "model_leaves_skipped_layers_dense"),
     "sums depend on the batch": ("deterministic_rows_do_not_depend_on_the_batch",),
     "wrong for many rows": ("apply_multiplies_by_the_stored_weights",),
+    "wrong for very many rows": ("apply_multiplies_by_the_stored_weights",),
     "zero point one too high": ("weights_stay_within_the_stated_error",),
 }
 """Bug -> tests that must fail, without "test_"."""
@@ -69,6 +71,7 @@ SEEN_NOWHERE_ELSE = frozenset(
         "fingerprint leaves out the activations",
         "lookup in float32",
         "rows read as if contiguous",
+        "scale of zeros is NaN",
         "shards in the order of loading",
         "skip list by substring",
     }
@@ -109,7 +112,7 @@ class TestPlantedPacked(QuantSuite):
     checkpoint = {"quant_method": "planted"}
 
     def make_tensors(self, spec: LayerSpec, weight: torch.Tensor) -> dict[str, torch.Tensor]:
-        scales = weight.abs().amax(dim=1, keepdim=True) / 7
+        scales = (weight.abs().amax(dim=1, keepdim=True) / 7).clamp_min(1e-6)
         nibbles = ((weight / scales).round().clamp(-7, 7) + ZERO_POINT).to(torch.uint8)
         return {"qweight": pack_nibbles(nibbles), "scales": scales}
 

@@ -13,6 +13,7 @@ from tokenloom.testing import SchedulerSuite
 RANDOM = "test_random_traffic_ends_and_each_request_yields_what_it_yields_alone"
 STARVES = "test_nobody_waits_longer_than_stated"
 EQUAL = "test_equal_arrivals_give_equal_decisions"
+SLOTS = "test_all_slots_are_used"
 AGAIN = "test_schedule_gives_the_same_plan_when_asked_again"
 
 CAUGHT_BY: dict[str, tuple[str, ...]] = {
@@ -37,6 +38,9 @@ CAUGHT_BY: dict[str, tuple[str, ...]] = {
     "cannot_cut": ("test_a_prompt_longer_than_the_budget_is_cut",),
     "ignores_the_chunk_limit": ("test_chunks_keep_to_max_chunk_tokens",),
     "need_before_the_cache": ("test_cached_tokens_are_not_scheduled_again",),
+    "most_retained_first": (STARVES,),
+    "longest_retained_last": (STARVES,),
+    "three_at_most": (SLOTS,),
     "serves_what_is_in_flight": ("test_a_request_whose_tokens_are_all_in_flight_is_left_alone",),
 }
 
@@ -67,7 +71,11 @@ def test_every_bug_is_caught_and_every_test_catches_one() -> None:
     [
         ("shortest_first", "unbounded_wait", {STARVES}),
         ("cannot_cut", "whole_prompts", {"test_the_tail_of_a_prompt_shares_its_step_with_the_next_prompt"}),
-        ("fits_before_it_cuts", "spare_budget", {"test_the_tail_of_a_prompt_shares_its_step_with_the_next_prompt"}),
+        (
+            "fits_before_it_cuts",
+            "spare_budget",
+            {SLOTS, "test_the_tail_of_a_prompt_shares_its_step_with_the_next_prompt"},
+        ),
     ],
 )
 def test_what_is_declared_is_no_bug(bug: str, flag: str, skipped: set[str]) -> None:

@@ -15,14 +15,15 @@ PERCENTILES = (50, 90, 95, 99)
 
 
 def percentiles(values: Sequence[float]) -> dict[str, float | int | None]:
-    """Mean and percentiles (linear interpolation) of values, with their count; None where there are none."""
+    """Mean, percentiles (linear interpolation) and largest of values, with their count; None where there are none."""
     if not values:
-        return {"count": 0, "mean": None, **{f"p{p}": None for p in PERCENTILES}}
+        return {"count": 0, "mean": None, **{f"p{p}": None for p in PERCENTILES}, "max": None}
     found = np.percentile(np.asarray(values), PERCENTILES)
     return {
         "count": len(values),
         "mean": float(np.mean(values)),
         **{f"p{p}": float(value) for p, value in zip(PERCENTILES, found, strict=True)},
+        "max": float(max(values)),
     }
 
 

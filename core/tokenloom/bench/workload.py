@@ -9,6 +9,7 @@ from typing import Annotated, ClassVar
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from tokenloom.errors import ConfigError
+from tokenloom.settings_validation import fault_text
 
 __all__ = ["WorkloadItem", "read_workload"]
 
@@ -36,7 +37,7 @@ def read_workload(path: Path) -> list[WorkloadItem]:
         first = error.errors(include_url=False)[0]
         where = ".".join(str(part) for part in first["loc"]) or "the file"
         raise ConfigError(
-            f'workload={path}: {where}: {first["msg"]}; expected a list of {{"prompt": [ids], "max_tokens": n}}'
+            f'workload={path}: {where}: {fault_text(first)}; expected a list of {{"prompt": [ids], "max_tokens": n}}'
         ) from error
     if not items:
         raise ConfigError(f"workload={path} has no requests")

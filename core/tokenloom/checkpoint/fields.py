@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NoReturn, final
+from typing import Any, NoReturn, TypeGuard, final
 
 from tokenloom.errors import ModelError, did_you_mean
 
@@ -46,14 +48,14 @@ class Fields:
 
     def integer(self, key: str, default: int | None = None, *, minimum: int = 1, maximum: int = _MAX_INTEGER) -> int:
         value = self._get(key, default)
-        if not isinstance(value, int) or isinstance(value, bool) or not minimum <= value <= maximum:
+        if not _is_integer(value) or not minimum <= value <= maximum:
             self._refuse(key, f"an integer from {minimum} to {maximum}", value)
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
         value = self._get(key, default)
-        if not isinstance(value, int | float) or isinstance(value, bool):
-            self._refuse(key, "a number", value)
+        if not _is_number(value):
+            self._refuse(key, "a finite number", value)
         return float(value)
 
     def text(self, key: str, default: str | None = None) -> str:
@@ -70,12 +72,12 @@ class Fields:
 
     def numbers(self, key: str) -> tuple[float, ...]:
         """A list of numbers; empty where the key is absent."""
-        values = self._list(key, "a list of numbers", int | float)
+        values = self._list(key, "a list of finite numbers", _is_number)
         return tuple(float(value) for value in values)
 
     def texts(self, key: str) -> tuple[str, ...]:
         """A list of strings; empty where the key is absent."""
-        return tuple(self._list(key, "a list of strings", str))
+        return tuple(self._list(key, "a list of strings", _is_text))
 
     def group(self, key: str) -> Fields | None:
         """A nested mapping, or None where the key is absent."""
@@ -90,7 +92,7 @@ class Fields:
         """One token id or a list of them; empty where the key is absent. Negative ids mean "none" and are left out."""
         value = self._values.get(key)
         ids = [] if value is None else value if isinstance(value, list) else [value]
-        if not all(isinstance(token_id, int) and not isinstance(token_id, bool) for token_id in ids):
+        if not all(_is_integer(token_id) for token_id in ids):
             self._refuse(key, "a token id or a list of token ids", value)
         return tuple(token_id for token_id in ids if token_id >= 0)
 
@@ -98,6 +100,8 @@ class Fields:
         """An integer that may also be written once per layer, as long as every layer has the same."""
         value = self._get(key, default)
         if isinstance(value, list):
+            if not value or not all(_is_integer(item) for item in value):
+                self._refuse(key, "an integer, or one for each layer", value)
             if len(set(value)) != 1:
                 raise ModelError(
                     f"{self.path}: {key!r} differs between layers ({value[:8]}...), which is not supported"
@@ -105,14 +109,11 @@ class Fields:
             value = value[0]
         return Fields({key: value}, self.path).integer(key)
 
-    def _list(self, key: str, expected: str, kind: Any) -> list[Any]:
+    def _list(self, key: str, expected: str, is_right: Callable[[Any], bool]) -> list[Any]:
         values = self._values.get(key)
         if values is None:
             return []
-        is_right = isinstance(values, list) and all(
-            isinstance(value, kind) and not isinstance(value, bool) for value in values
-        )
-        if not is_right:
+        if not isinstance(values, list) or not all(map(is_right, values)):
             self._refuse(key, expected, values)
         return list(values)
 
@@ -125,4 +126,19 @@ class Fields:
         return default
 
     def _refuse(self, key: str, expected: str, value: Any) -> NoReturn:
-        raise ModelError(f"{self.path}: {key!r} must be {expected}, got {str(value)[:80]!r}")
+        raise ModelError(f"{self.path}: {key!r} must be {expected}, got {repr(value)[:80]}")
+
+
+def _is_integer(value: Any) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: Any) -> bool:
+    """Whether it is one that a float holds: JSON has integers beyond that, and spells infinities."""
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return _is_integer(value) and abs(value) <= sys.float_info.max
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)

@@ -19,6 +19,7 @@ from tokenloom.cli.config_arguments import config_dir_option, overrides_argument
 from tokenloom.cli.run_report import print_plan
 from tokenloom.compose import ComposedConfig, compose_config
 from tokenloom.compose.sweep import expand_sweep
+from tokenloom.errors import TokenloomError
 from tokenloom.llm import LLM
 
 __all__ = ["ThroughputSettings", "bench"]
@@ -61,6 +62,9 @@ def throughput(overrides: tuple[str, ...], verbose: bool, config_dir: Path | Non
     _check_files(settings)
     if len(points) > 1:
         names = [" ".join(point.changes) for point in points]
+        if len(set(names)) < len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise click.UsageError(f"{twice} is given twice; name each configuration once")
         _compare(dict(zip(names, composed, strict=True)), workload, settings)
         return
     with LLM(config=composed[0]) as llm:
@@ -80,17 +84,28 @@ def _compare(configs: dict[str, ComposedConfig], workload: list[WorkloadItem], s
     if settings.keep_cache:
         raise click.UsageError("keep_cache has no meaning where several configurations are compared; drop one of them")
     runs: dict[str, list[ThroughputRun]] = {name: [] for name in configs}
+    failures: dict[str, str] = {}
     once = settings.model_copy(update={"repetitions": 1})
     for _ in range(settings.repetitions):
         for name, config in configs.items():
-            with LLM(config=config) as llm:
-                runs[name] += _repeat(llm, workload, once, label=name)
-    chosen = {name: _median_run(repeated) for name, repeated in runs.items()}
+            if name in failures:
+                continue
+            try:
+                with LLM(config=config) as llm:
+                    runs[name] += _repeat(llm, workload, once, label=name)
+            except TokenloomError as error:
+                # One configuration that cannot run must not take the others' results with it.
+                failures[name] = str(error)
+    chosen = {name: _median_run(repeated) for name, repeated in runs.items() if name not in failures}
     print_comparison({name: run.result for name, run in chosen.items()})
     if settings.output is not None:
         _write(settings.output, {name: run.result for name, run in chosen.items()})
     if settings.dump_tokens is not None:
         _write(settings.dump_tokens, {name: run.token_ids for name, run in chosen.items()})
+    for name, reason in failures.items():
+        click.echo(f"failed: {name}: {reason}", err=True)
+    if failures:
+        raise click.exceptions.Exit(1)
 
 
 def _median_run(runs: list[ThroughputRun]) -> ThroughputRun:

@@ -24,6 +24,7 @@ GROUP_DOCS = {
     "model": "Which model to run, and in which form.",
     "engine": "The step loop itself.",
     "debug": "How much the engine checks itself.",
+    "trace": "A record of what the engine decides.",
     "experiment": "Presets that set several keys at once.",
     "attention": "How keys and values lie in memory, and attention over them.",
     "scheduler": "Who gets how many tokens in each step.",
@@ -41,10 +42,22 @@ GROUP_DOCS = {
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """A documented key and who has it: plugins ("scheduler=fcfs"), a command ("tokenloom bench") or nobody."""
+    """A documented key and who has it.
+
+    Attributes:
+        doc: its `key` as it is written: dotted, but for a setting of what requests choose just its name.
+        owners: plugins ("scheduler=fcfs"), commands ("tokenloom bench") or nobody.
+        group: the group or block that it belongs to; "" for a command's keys.
+    """
 
     doc: KeyDoc
     owners: tuple[str, ...]
+    group: str
+
+    @property
+    def full_key(self) -> str:
+        """The key with its group, which is how one may ask for it."""
+        return f"{self.group}.{self.doc.key.rpartition('.')[2]}" if self.group else self.doc.key
 
 
 @click.command()
@@ -55,7 +68,7 @@ def explain(key: str) -> None:
     group, _, name = key.replace("/", ".").partition("=")
     group = KEYWORDS.get(group, group)
     entries = _all_entries(registry)
-    exact = [entry for entry in entries if entry.doc.key == group]
+    exact = [entry for entry in entries if group in (entry.doc.key, entry.full_key)]
     if name and group not in CONTRACT_VERSIONS:
         _explain_option(registry, group, name)
     elif name:
@@ -77,10 +90,10 @@ def _unknown(key: str, known: Sequence[str]) -> ConfigError:
 
 def _all_entries(registry: Registry) -> list[_Entry]:
     """Every key there is; keys that several plugins share, with equal documentation, are one entry."""
-    owners: dict[KeyDoc, list[str]] = {}
+    owners: dict[tuple[str, KeyDoc], list[str]] = {}
     for block, model in settings_models().items():
         for doc in document_model(block, model):
-            owners[doc] = []
+            owners[block, doc] = []
     for plugin in registry.plugins():
         if plugin.refusal is None:
             try:
@@ -88,13 +101,14 @@ def _all_entries(registry: Registry) -> list[_Entry]:
             except PluginError as error:
                 click.echo(f"warning: {error}", err=True)
                 continue
-            for doc in document_model(plugin.info.kind, config_class):
-                owners.setdefault(_hashable(doc), []).append(plugin.label)
+            kind = plugin.info.kind
+            for doc in document_model("" if kind in REQUEST_KINDS else kind, config_class):
+                owners.setdefault((kind, _hashable(doc)), []).append(plugin.label)
     for command, entry in COMMANDS.items():
         if entry.schema is not None:
             for doc in document_model("", load_target(entry.schema)):
-                owners.setdefault(_hashable(doc), []).append(f"tokenloom {command}")
-    return [_Entry(doc, tuple(names)) for doc, names in owners.items()]
+                owners.setdefault(("", _hashable(doc)), []).append(f"tokenloom {command}")
+    return [_Entry(doc, tuple(names), group) for (group, doc), names in owners.items()]
 
 
 def _hashable(doc: KeyDoc) -> KeyDoc:
@@ -115,6 +129,7 @@ def _explain_key(entry: _Entry) -> None:
         "default": _default_text(doc),
         "choices": ", ".join(doc.choices),
         "of": ", ".join(entry.owners),
+        "written": _written_by_requests(entry),
         "in Python": ", ".join(f"LLM({word}=...)" for word in keywords),
     }
     for name, text in facts.items():
@@ -126,7 +141,9 @@ def _explain_group(registry: Registry, group: str, entries: Iterable[_Entry]) ->
     click.echo(f"{group}: {GROUP_DOCS[group]}")
     if group in CONTRACT_VERSIONS:
         version = ".".join(str(part) for part in CONTRACT_VERSIONS[group])
-        usage = "logits_processors={NAME:{...}} beside the sampling keys" if group in REQUEST_KINDS else f"{group}=NAME"
+        usage = f"{group}=NAME"
+        if group in REQUEST_KINDS:
+            usage = "logits_processors={NAME:{SETTING:VALUE}} beside the sampling keys"
         click.echo(f"Contract version {version}. Choose with {usage}.")
         rows = [(p.info.name, p.package, p.info.summary) for p in registry.plugins(group)]
         print_table(("name", "package", "summary"), rows)
@@ -137,7 +154,7 @@ def _explain_group(registry: Registry, group: str, entries: Iterable[_Entry]) ->
         options = group_options(conf_folders(registry, None)).get(group, [])
         if options:
             click.echo(f"Choose with {group}=NAME: {', '.join(options)}.")
-    _print_keys(entry for entry in entries if entry.doc.key.rpartition(".")[0] == group)
+    _print_keys(entry for entry in entries if entry.group == group)
 
 
 def _explain_plugin(registry: Registry, kind: str, name: str, entries: Iterable[_Entry]) -> None:
@@ -148,7 +165,11 @@ def _explain_plugin(registry: Registry, kind: str, name: str, entries: Iterable[
     click.echo(f"  capabilities  {info.capabilities.summary()}")
     for sub_kind, default in info.sub_kinds.items():
         click.echo(f"  part          {sub_kind}, by default {default}")
-    _print_keys(entry for entry in entries if plugin.label in entry.owners)
+    own = [entry for entry in entries if plugin.label in entry.owners]
+    if kind in REQUEST_KINDS:
+        settings = ",".join(f"{e.doc.key}:..." for e in own if e.doc.is_required)
+        click.echo(f"  written       logits_processors={{{name}:{{{settings}}}}}")
+    _print_keys(own)
 
 
 def _explain_option(registry: Registry, group: str, name: str) -> None:
@@ -172,6 +193,15 @@ def _print_keys(entries: Iterable[_Entry]) -> None:
     ]
     if rows:
         print_table(("key", "type", "default", "of", "meaning"), rows)
+
+
+def _written_by_requests(entry: _Entry) -> str:
+    """Where a setting of what requests choose goes; "" for the other keys, which are written as they are called."""
+    if entry.group not in REQUEST_KINDS:
+        return ""
+    return ", ".join(
+        f"logits_processors={{{owner.partition('=')[2]}:{{{entry.doc.key}:...}}}}" for owner in entry.owners
+    )
 
 
 def _default_text(doc: KeyDoc) -> str:

@@ -28,7 +28,7 @@ class ExportSettings(BaseModel):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         default="auto", description="Dtype of the tensors; auto keeps the checkpoint's, bfloat16 for a quantized GGUF."
     )
-    max_shard_gb: Annotated[float, Field(gt=0)] = Field(
+    max_shard_gb: Annotated[float, Field(gt=0, le=1e6)] = Field(
         default=5.0, description="Most gigabytes (10^9 bytes) of tensors in one file."
     )
 
@@ -51,10 +51,13 @@ def export(words: tuple[str, ...], force: bool) -> None:
     settings = composed.extras_of(ExportSettings)
     # Imported here, after what can be refused at once: torch takes a while.
     from tokenloom.loader.checkpoint import open_checkpoint
-    from tokenloom.loader.export_folder import ExportOptions, check_target, export_folder
+    from tokenloom.loader.export_folder import ExportOptions, export_folder
+    from tokenloom.loader.export_target import check_source, check_target
     from tokenloom.loader.sources import resolve_model
 
     target, source = Path(texts[0]).expanduser(), composed.engine.model
+    if Path(source.source).expanduser().exists():  # any other source is a file of a cache, known once it is fetched
+        check_source(Path(source.source).expanduser(), target)
     check_target(target.resolve(), is_replacing=force)
     checkpoint = open_checkpoint(resolve_model(source.source, revision=source.revision))
     options = ExportOptions(settings.dtype, int(settings.max_shard_gb * 1e9), is_replacing=force)

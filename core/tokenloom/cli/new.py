@@ -29,7 +29,9 @@ def new() -> None:
     help="Folder to put the package's folder into.",
 )
 def plugin(kind: str, name: str, output: Path) -> None:
-    """Write a small working package for a plugin NAME of KIND, with its config file and a test.
+    """Write a small working package.
+
+    It holds a plugin NAME of KIND with its config file and a test.
 
     For example: tokenloom new plugin scheduler shortest_first
     """

@@ -101,8 +101,9 @@ def write_plugin_package(kind: str, name: str, output: Path) -> list[Path]:
 
 
 def usage(kind: str, name: str) -> str:
-    """What to write on the command line, beside whatever the kind's parent is, to use a plugin."""
-    return f"'logits_processors={{{name}:{{}}}}'" if kind in REQUEST_KINDS else f"{kind}={name}"
+    """What to write on the command line to use a plugin, with the choice of its kind's parent."""
+    own = f"'logits_processors={{{name}:{{}}}}'" if kind in REQUEST_KINDS else f"{kind}={name}"
+    return " ".join(filter(None, (TEMPLATED_KINDS[kind].parent, own)))
 
 
 def _files(kind: str, name: str, module: str) -> dict[str, str | None]:
@@ -148,7 +149,7 @@ def _words(kind: str, name: str, module: str) -> dict[str, str]:
         "interface": facts.interface,
         "extra": "".join(f"\n            {line}" for line in facts.extra),
         "plugin_imports": "Capabilities, PluginInfo, hookimpl" if needs_capabilities else "PluginInfo, hookimpl",
-        "usage": " ".join(filter(None, (facts.parent, usage(kind, name)))),
+        "usage": usage(kind, name),
         "version": version("tokenloom"),
     }
 

@@ -18,7 +18,10 @@ __all__ = ["kind_order", "plugins"]
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
 @click.pass_context
 def plugins(context: click.Context, as_json: bool) -> None:
-    """List the installed plugins: kind, name, package, version, contract and capabilities; or check some."""
+    """List the installed plugins, or check some.
+
+    The list shows kind, name, package, version, contract and capabilities.
+    """
     if context.invoked_subcommand is None:
         _list(as_json)
 

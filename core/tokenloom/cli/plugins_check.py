@@ -10,19 +10,28 @@ import click
 from tokenloom.cli.console import print_table
 from tokenloom.errors import ConfigError
 from tokenloom.plugins import default_registry
-from tokenloom.testing.check import Checked, Failure, check_plugins, parse_settings, select_plugins
+from tokenloom.testing.check import Checked, check_plugins, parse_settings, select_plugins
+from tokenloom.testing.outcome import Failure
 
 __all__ = ["check"]
 
 _MOST_LINES = 40
 """Of one message; a failing random test may print much."""
 
+_SETTINGS_HELP = (
+    "A setting that differs from the plugin's default, written as in a config but without the kind: "
+    "max_chunk_tokens=64, or victim=last_in for a nested plugin. Give the option once for each setting. It needs "
+    "PACKAGE to be one plugin, as kind=name."
+)
+
 
 @click.command()
 @click.argument("package")
-@click.option("--settings", multiple=True, metavar="KEY=VALUE", help="A setting of the plugin; for one as kind=name.")
+@click.option("--settings", multiple=True, metavar="KEY=VALUE", help=_SETTINGS_HELP)
 def check(package: str, settings: tuple[str, ...]) -> int:
-    """Run the conformance suites on the plugins of PACKAGE: a distribution, an import package, or one as kind=name.
+    """Run the conformance suites on plugins.
+
+    PACKAGE is a distribution or an import package, for all its plugins, or one plugin as kind=name.
 
     For example: tokenloom plugins check scheduler=fcfs --settings max_chunk_tokens=64
 
@@ -36,13 +45,13 @@ def check(package: str, settings: tuple[str, ...]) -> int:
     checked = check_plugins(plugins, values, _show_progress if sys.stderr.isatty() else _show_nothing)
     columns = ("plugin", "package", "passed", "skipped", "failed", "")
     print_table(columns, [_row(result) for result in checked])
-    skipped = [(result.plugin.label, str(n), why) for result in checked for why, n in result.skipped.items()]
+    skipped = [(result.plugin.label, str(n), why) for result in checked for why, n in result.outcome.skipped.items()]
     if skipped:
         print_table(("plugin", "skipped", "why"), skipped)
     for result in checked:
-        for failure in result.failures:
+        for failure in result.outcome.failures:
             click.echo(_describe(result.plugin.label, failure))
-    return 1 if any(result.failures for result in checked) else 0
+    return 1 if any(result.outcome.failures for result in checked) else 0
 
 
 def _show_progress(plugin: str, num_done: int, num_tests: int) -> None:
@@ -57,8 +66,8 @@ def _show_nothing(_plugin: str, _num_done: int, _num_tests: int) -> None:
 
 
 def _row(result: Checked) -> tuple[str, ...]:
-    plugin, num_skipped = result.plugin, sum(result.skipped.values())
-    counts = (result.num_passed, num_skipped, len(result.failures))
+    plugin, outcome = result.plugin, result.outcome
+    counts = (outcome.num_passed, sum(outcome.skipped.values()), len(outcome.failures))
     shown = ("", "", "") if result.note else tuple(str(count) for count in counts)
     return (plugin.label, f"{plugin.package} {plugin.version}", *shown, result.note)
 

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from tokenloom.compose.overrides import value_word
+from tokenloom.errors import RequestError
 from tokenloom.sampling_params import SamplingParams
 
 __all__ = ["SamplingSettings"]
+
+_ADVICE = "; try "
+_WRITTEN = {r"\bNone\b": "null", r"\(\)": "[]"}
+"""Python's words in the advice of SamplingParams, as patterns, and those of an override."""
 
 
 class SamplingSettings(BaseModel):
@@ -30,11 +37,13 @@ class SamplingSettings(BaseModel):
         default=0.0, description="Subtracted from a token's logit once for each time it stands in the output."
     )
     logit_bias: dict[int, float] = Field(
-        default={}, description="Numbers added to the logits of tokens: logit_bias={50256:-100}."
+        default={},
+        description="Numbers added to the logits of tokens: logit_bias={50256:-100}.",
+        examples=[{50256: -100}],
     )
     allowed_token_ids: tuple[int, ...] | None = Field(default=None, description="The only tokens that may be chosen.")
     bad_words: tuple[str, ...] = Field(
-        default=(), description="Strings that must not appear: bad_words=[foo,bar]; \n in them is a line break."
+        default=(), description="Strings that must not appear: bad_words=[foo,bar]; \\n in them is a line break."
     )
     seed: int | None = Field(default=None, description="Seed of the request; null derives one from engine.seed.")
     n: int = Field(default=1, description="Number of choices.")
@@ -45,6 +54,7 @@ class SamplingSettings(BaseModel):
     logits_processors: dict[str, dict[str, Any]] = Field(
         default={},
         description="Plugins that change logits, with their settings: logits_processors={no_repeat_ngram:{size:3}}.",
+        examples=[{"no_repeat_ngram": {"size": 3}}],
     )
     ignore_eos: bool = Field(default=False, description="Go on after the end-of-sequence token.")
 
@@ -59,4 +69,18 @@ class SamplingSettings(BaseModel):
 
     def params(self) -> SamplingParams:
         """The checked parameters. Raises RequestError naming a field that is out of range."""
-        return SamplingParams(**{name: getattr(self, name) for name in type(self).model_fields})
+        try:
+            return SamplingParams(**{name: getattr(self, name) for name in type(self).model_fields})
+        except RequestError as error:
+            raise self._as_written(error) from error
+
+    def _as_written(self, error: RequestError) -> RequestError:
+        """The error with value and advice as one writes them here, where None is null and a tuple is a list."""
+        fault, mark, advice = str(error).rpartition(_ADVICE)
+        if error.param is None or not mark:
+            return error
+        value = getattr(self, error.param)
+        fault = fault.replace(f"got {value!r}", f"got {value_word(value)}")
+        for python, word in _WRITTEN.items():
+            advice = re.sub(python, f"{error.param}={word}", advice)
+        return RequestError(f"{fault}{mark}{advice}", error.param)

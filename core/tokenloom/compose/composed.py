@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-import yaml
 from hydra.core.config_loader import ConfigLoader
 from pydantic import BaseModel
 from pydantic_core import to_jsonable_python
@@ -52,10 +51,6 @@ class ComposedConfig:
     def to_dict(self) -> dict[str, Any]:
         """All values as plain data (JSON types); a plugin's block starts with its name."""
         return _values(self.engine, self.extras)
-
-    def to_yaml(self) -> str:
-        """`to_dict` as YAML text."""
-        return yaml.safe_dump(self.to_dict(), sort_keys=False)
 
 
 def compose_config(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import types
 import typing
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Union
@@ -17,19 +17,20 @@ from pydantic.fields import FieldInfo
 from tokenloom.compose.keywords import KEYWORDS
 from tokenloom.engine_config import EngineConfig
 from tokenloom.interfaces.contract import PluginChoice
+from tokenloom.settings_validation import alternatives
 
 __all__ = [
     "KeyDoc",
     "describe_field",
     "document_model",
     "is_choice",
-    "misreads_bool",
     "near_keys",
     "settings_models",
     "takes_text",
 ]
 
-_TYPE_NAMES = {bool: "true or false", int: "whole number", float: "number", str: "text", type(None): "null"}
+_TYPE_NAMES = {bool: "true or false", int: "whole number", float: "number", str: "text", Path: "path", Any: "any value"}
+_TYPE_NAMES |= {dict: "mapping", Mapping: "mapping"} | dict.fromkeys((list, tuple, set, frozenset, Sequence), "list")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,7 @@ class KeyDoc:
 
 
 def settings_models() -> dict[str, type[BaseModel]]:
-    """The core's own blocks of an EngineConfig by key: model, engine, debug."""
+    """The core's own blocks of an EngineConfig by key: model, engine, debug, trace."""
     models: dict[str, type[BaseModel]] = {}
     for name, info in EngineConfig.model_fields.items():
         kind = info.annotation
@@ -89,14 +90,7 @@ def describe_field(key: str, info: FieldInfo) -> KeyDoc:
 
 def takes_text(info: FieldInfo) -> bool:
     """Whether a field's value is text (str or Path), so that overrides take it literally."""
-    return any(part in (str, Path) for part in _alternatives(info.annotation))
-
-
-def misreads_bool(info: FieldInfo) -> bool:
-    """Whether pydantic would take `true` for the 1 of a field such as Literal[1, 2], strict or not."""
-    parts = _alternatives(info.annotation)
-    literals = [value for part in parts if typing.get_origin(part) is Literal for value in typing.get_args(part)]
-    return any(type(value) is int for value in literals) and bool not in parts
+    return any(part in (str, Path) for part in alternatives(info.annotation))
 
 
 def near_keys(key: str, known: Iterable[str]) -> list[str]:
@@ -111,17 +105,8 @@ def near_keys(key: str, known: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(name for name in near if not f"{key}.".startswith(f"{name}.")))[:3]
 
 
-def _alternatives(annotation: Any) -> Sequence[Any]:
-    """The members of a union without their Annotated wrappers; a plain type alone."""
-    if typing.get_origin(annotation) is typing.Annotated:
-        return _alternatives(typing.get_args(annotation)[0])
-    if typing.get_origin(annotation) in (Union, types.UnionType):
-        return [part for member in typing.get_args(annotation) for part in _alternatives(member)]
-    return [annotation]
-
-
 def _choices(annotation: Any) -> tuple[str, ...]:
-    literals = [part for part in _alternatives(annotation) if typing.get_origin(part) is Literal]
+    literals = [part for part in alternatives(annotation) if typing.get_origin(part) is Literal]
     return tuple(str(value) for part in literals for value in typing.get_args(part))
 
 
@@ -137,7 +122,10 @@ def _type_text(annotation: Any, metadata: Sequence[Any]) -> str:
         return "null"
     if origin is Literal:
         return "one of " + ", ".join(str(value) for value in typing.get_args(annotation))
-    if origin in (list, tuple, set, frozenset):
+    if origin in (dict, Mapping):
+        of_keys, of_values = (_type_text(member, ()) for member in typing.get_args(annotation))
+        return f"mapping from {of_keys} to {of_values}"
+    if origin in (list, tuple, set, frozenset, Sequence):
         members = [member for member in typing.get_args(annotation) if member is not Ellipsis]
         return f"list of {' and '.join(dict.fromkeys(_type_text(member, ()) for member in members))}"
     name = _TYPE_NAMES.get(annotation, getattr(annotation, "__name__", str(annotation)))

@@ -17,6 +17,7 @@ from hydra.core.override_parser.types import Override, Quote, QuotedString
 from hydra.errors import HydraException
 
 from tokenloom.compose.keywords import KEYWORDS
+from tokenloom.compose.parse_fault import parse_fault
 from tokenloom.errors import ConfigError, did_you_mean
 
 __all__ = ["Grammar", "Setting", "collect_settings", "value_word"]
@@ -133,10 +134,9 @@ def _parse(override: str, origin: str) -> Any:
     try:
         parsed: Override = OverridesParser.create().parse_override(override)
     except HydraException as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ConfigError(
-            f"{origin}: cannot be parsed ({reason}); text with special characters needs quotes inside the shell's own, "
-            f"e.g. \"key='a b#c'\""
+            f"{origin}: cannot be parsed, {parse_fault(override, str(error))}; text with special characters needs "
+            f"quotes inside the shell's own, e.g. \"key='a b#c'\""
         ) from error
     if parsed.is_sweep_override():
         raise ConfigError(

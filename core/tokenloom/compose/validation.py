@@ -5,7 +5,6 @@ Every fault is collected; a message names the key, its value, where the value ca
 
 from __future__ import annotations
 
-import typing
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, final
@@ -13,12 +12,14 @@ from typing import Any, final
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from tokenloom.compose.config_keys import describe_field, misreads_bool, near_keys, settings_models
+from tokenloom.compose.config_keys import describe_field, near_keys, settings_models
+from tokenloom.compose.field_fault import field_fault
 from tokenloom.compose.overrides import value_word
 from tokenloom.engine_config import EngineConfig
 from tokenloom.errors import ConfigError, ContractVersionError, PluginError
 from tokenloom.interfaces.contract import CONTRACT_VERSIONS, KINDS, PluginChoice, PluginConfig
 from tokenloom.plugins import Registry
+from tokenloom.settings_validation import fault_text, lists_to_tuples, misreads_bool
 
 __all__ = ["Validated", "validate"]
 
@@ -90,7 +91,7 @@ class _Check:
             if isinstance(values.get(name), bool) and misreads_bool(info):
                 self.faults.append((_join(prefix, name), f"must be {describe_field(name, info).type}"))
         try:
-            return model.model_validate(_lists_to_tuples(model, values))
+            return model.model_validate(lists_to_tuples(model, values))
         except ValidationError as error:
             for details in error.errors(include_url=False):
                 if not details["loc"] or details["loc"][0] not in failed_parts:
@@ -152,8 +153,15 @@ class _Check:
         elif details["type"] == "missing":
             self.faults.append((key, "must be given, it has no default"))
         else:
-            text = details["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
-            self.faults.append((key, text[:1].lower() + text[1:]))
+            self.faults.append((key, self._fault_text(prefix, model, details, key)))
+
+    def _fault_text(self, prefix: str, model: type[BaseModel], details: ErrorDetails, key: str) -> str:
+        name = str(details["loc"][0]) if details["loc"] else ""
+        info = model.model_fields.get(name)
+        if info is None:  # a rule of the whole block
+            return fault_text(details)
+        is_keyword = self.sources.get(key, "").startswith("keyword ")
+        return field_fault(_join(prefix, name), info, details, is_keyword=is_keyword)
 
     def _shown(self, key: str) -> str:
         """The key with its value and origin, e.g. "cache.block_size=0 (conf/cache/hash.yaml)"."""
@@ -203,17 +211,3 @@ def _leaves(key: str, value: Any) -> list[str]:
     if isinstance(value, Mapping) and value:
         return [leaf for name, part in value.items() for leaf in _leaves(f"{key}.{name}", part)]
     return [key]
-
-
-def _lists_to_tuples(model: type[BaseModel], values: Mapping[str, Any]) -> dict[str, Any]:
-    """YAML knows only lists, and a strict tuple field would refuse one."""
-    return {
-        str(key): tuple(value) if isinstance(value, list) and _is_tuple(model, str(key)) else value
-        for key, value in values.items()
-    }
-
-
-def _is_tuple(model: type[BaseModel], name: str) -> bool:
-    info = model.model_fields.get(name)
-    members = [info.annotation, *typing.get_args(info.annotation)] if info is not None else []
-    return any(typing.get_origin(member) is tuple for member in members)

@@ -16,8 +16,16 @@ def tokenloom_plugins() -> list[PluginInfo]:
             kind="executor",
             name="local",
             config="tokenloom.executors.local:LocalExecutorConfig",
-            contract=(1, 0),
+            contract=(1, 1),
             summary="Runs the model in this process; a step is finished when launch returns.",
-            capabilities=Capabilities(devices=("cpu", "cuda")),
+            capabilities=Capabilities(devices=("cpu", "cuda"), flags=frozenset({"swap", "block_copy"})),
+        ),
+        PluginInfo(
+            kind="executor",
+            name="simulated",
+            config="tokenloom.executors.simulated:SimulatedExecutorConfig",
+            contract=(1, 1),
+            summary="No model: synthetic tokens in virtual time, for `tokenloom simulate`.",
+            capabilities=Capabilities(flags=frozenset({"swap", "block_copy"})),
         ),
     ]

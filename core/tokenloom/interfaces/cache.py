@@ -1,4 +1,4 @@
-"""Contracts `cache` 1.0 (which computed blocks can be found again) and `cache.eviction` 1.0 (which one goes first).
+"""Contracts `cache` 1.1 (which computed blocks can be found again) and `cache.eviction` 1.0 (which one goes first).
 
 The core owns blocks, reference counts and keys. A prefix cache is an index from block keys to block ids; an eviction
 policy orders the unreferenced ones. Neither allocates or frees anything.
@@ -9,6 +9,8 @@ salt. Equal keys mean equal content, so an index never compares tokens.
 
 The core builds one cache, with its eviction policy, for each pool; block ids are ids of that pool. KV groups of equal
 page size share a pool, and their blocks meet in one index under different keys.
+
+Version 1.1 adds `PrefixCache.shares_in_flight` and `PrefixCache.reserves_runs`, which default to what 1.0 did.
 """
 
 from __future__ import annotations
@@ -68,7 +70,8 @@ class Reservation:
 
     Attributes:
         num_blocks: least number of blocks to hold from admission on, per KV group; 0 grows with the sequence.
-        contiguous: whether they must be one run of block ids. The core refuses this until it has such an allocator.
+        contiguous: whether they must be one run of block ids, in each KV group; only from a cache that
+            `reserves_runs`. Such a request waits until a run is free that is long enough.
     """
 
     num_blocks: int = 0
@@ -84,6 +87,9 @@ class CacheConfig(PluginConfig):
     )
     memory_fraction: Annotated[float, Field(gt=0.0, le=0.98)] = Field(
         default=0.3, description="Share of the memory free after loading weights that the KV cache may take."
+    )
+    host_memory_bytes: Annotated[int, Field(ge=0)] = Field(
+        default=4 * 2**30, description="Most host memory for KV of swapped requests; it is taken when it is needed."
     )
 
     @abstractmethod
@@ -105,6 +111,23 @@ class PrefixCache(ABC):
     @abstractmethod
     def stores_prefixes(self) -> bool:
         """False for a cache that never finds anything again: the core then skips hashing."""
+
+    @property
+    def shares_in_flight(self) -> bool:
+        """Whether a waiting request should wait while another one computes the next block that both need.
+
+        The core sees to it, step by step: who arrives together and shares a prefix computes it once. False starts
+        everybody at once. Only read if `stores_prefixes`; True by default.
+        """
+        return True
+
+    @property
+    def reserves_runs(self) -> bool:
+        """Whether reservations may ask for one run of block ids; only without prefixes. False by default.
+
+        The pool then keeps its free blocks in runs, and a window's blocks stay in their run until the request ends.
+        """
+        return False
 
     @abstractmethod
     def match(self, keys: Sequence[BlockKey], window_blocks: int | None = None) -> list[int]:

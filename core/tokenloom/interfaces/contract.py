@@ -33,14 +33,14 @@ ContractVersion = tuple[int, int]
 
 CONTRACT_VERSIONS: Mapping[str, ContractVersion] = {
     "attention": (1, 0),
-    "scheduler": (1, 0),
+    "scheduler": (1, 1),
     "scheduler.victim": (1, 0),
-    "cache": (1, 0),
+    "cache": (1, 1),
     "cache.eviction": (1, 0),
     "spec_decode": (1, 1),
     "spec_decode.policy": (1, 0),
     "quant": (1, 0),
-    "executor": (1, 0),
+    "executor": (1, 1),
     "logits_processor": (1, 0),
 }
 """The contract version that this core speaks, for each kind. The same numbers stand in the interface modules' docs."""

@@ -1,7 +1,10 @@
-"""Contract `executor` 1.0: where the model runs. A step is launched, and lands when its handle is asked for the result.
+"""Contract `executor` 1.1: where the model runs. A step is launched, and lands when its handle is asked for the result.
 
 A synchronous executor computes inside `launch` and returns a finished handle. One with the capability "async_launch"
 returns at once; the engine then plans step n + 1 while step n runs (`engine.pipeline_depth=2`).
+
+Version 1.1 adds `StepPlan.transfers` and `StepResult.lost`. Only an executor with the capability "swap" is ever given
+exports, imports and steps without rows, and only one with the capability "block_copy" is given copies.
 """
 
 from __future__ import annotations

@@ -83,6 +83,9 @@ class LogitsProcessor(ABC):
     alone, never on other rows, on earlier calls or on the clock. The core relies on it: it asks for positions behind
     drafts that may be rejected, asks again after a preemption, and asks row by row to find out which one failed.
 
+    It writes neither NaN nor +inf. A -inf that it finds stays: what an earlier processor of the request has forbidden,
+    no later one allows.
+
     What the core does when a row fails, by an exception, a NaN or a +inf: the request ends with an error that names the
     plugin, if that position was reached. The other requests go on.
     """

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["ModelInfo"]
+from tokenloom.interfaces.contract import ContractVersion
+
+__all__ = ["MODEL_CONTRACT_VERSION", "ModelInfo"]
+
+MODEL_CONTRACT_VERSION: ContractVersion = (1, 0)
+"""The version of `Architecture`, and of the parts that a family is built from, that this core has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +22,7 @@ class ModelInfo:
         model_types: values of `model_type` in config.json.
         class_names: values of `architectures` in config.json; empty accepts any.
         gguf_names: values of `general.architecture` in GGUF files.
+        contract: the version that the family was written for; another major or a newer minor is refused.
     """
 
     name: str
@@ -24,3 +30,4 @@ class ModelInfo:
     model_types: tuple[str, ...] = ()
     class_names: tuple[str, ...] = ()
     gguf_names: tuple[str, ...] = ()
+    contract: ContractVersion = (1, 0)

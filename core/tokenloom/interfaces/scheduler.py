@@ -1,4 +1,4 @@
-"""Contract `scheduler` 1.0: who gets how many tokens in a step.
+"""Contract `scheduler` 1.1: who gets how many tokens in a step.
 
 A scheduler proposes, the core disposes: it reads a view, tries reservations on a ledger (scratch counts that the core
 throws away or commits), and returns a plan. The core checks the plan by its own rules and commits all of it or nothing.
@@ -16,7 +16,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -50,6 +50,8 @@ class SchedulerContext:
         max_model_len: longest sequence, in tokens.
         block_size: tokens per KV block.
         num_usable_blocks: blocks that requests can hold (the null block not counted), in the smallest pool.
+        preempt_mode: what the configuration wants to happen to victims' KV; `Ledger.preempt_mode` follows it.
+        partial_preemption: whether it wants victims to keep what is not needed; `Ledger.keep_blocks` follows it.
     """
 
     max_num_seqs: int
@@ -57,6 +59,8 @@ class SchedulerContext:
     max_model_len: int
     block_size: int
     num_usable_blocks: int
+    preempt_mode: Literal["recompute", "swap", "cheaper"] = "recompute"
+    partial_preemption: bool = False
 
 
 class SchedulerConfig(PluginConfig):
@@ -65,6 +69,14 @@ class SchedulerConfig(PluginConfig):
     max_num_seqs: Annotated[int, Field(ge=1)] = Field(default=64, description="Most requests running at once.")
     max_num_batched_tokens: Annotated[int, Field(ge=1)] = Field(
         default=2048, description="Most new tokens in one step, over all requests."
+    )
+    preempt_mode: Literal["recompute", "swap", "cheaper"] = Field(
+        default="recompute",
+        description="What happens to a victim's KV: recompute drops it, swap moves it to host memory and back, cheaper "
+        "does what takes less time by what was measured.",
+    )
+    partial_preemption: bool = Field(
+        default=False, description="Take only as many blocks from a victim's end as are needed; it keeps the others."
     )
 
     @abstractmethod
@@ -114,7 +126,9 @@ class Shortfall:
     """Why a reservation failed; nothing was taken.
 
     Attributes:
-        resource: "tokens", "slots" or "blocks". A minor version may add more; take an unknown one as "not now".
+        resource: "tokens", "slots", "blocks" or "prefix". A minor version may add more; take an unknown one as "not
+            now". "prefix", of a waiting request: another one, granted before in this step, computes the next tokens
+            that both share; they will be found in the cache when the step has landed. Others may start meanwhile.
         missing: how many units lack.
         pending: units that are being freed and come by themselves when a step or transfer lands. Preempting more is
             pointless once pending >= missing.
@@ -154,7 +168,10 @@ class Ledger(ABC):
 
     @abstractmethod
     def cached_tokens(self, request: RequestView) -> int:
-        """Tokens of a waiting request found in the prefix cache now; 0 for a running one. Does not pin them."""
+        """Tokens of a waiting request found in the prefix cache now, or waiting in host memory; 0 for a running one.
+
+        Does not pin them.
+        """
 
     @abstractmethod
     def need(self, request: RequestView) -> int:
@@ -193,8 +210,8 @@ class Ledger(ABC):
         """Takes a running request's memory back (or what a waiting one kept) and cancels its grant.
 
         Recomputed blocks are available at once, unless another request or a step in flight still uses them; swapped
-        ones are pending until the transfer lands. Of a request in flight, the token still counts when it lands; until
-        then it is in no view.
+        ones are pending until the transfer lands. A swap that the host memory has no room for becomes a recompute,
+        which is counted. Of a request in flight, the token still counts when it lands; until then it is in no view.
 
         Args:
             request: the victim.
@@ -208,6 +225,21 @@ class Ledger(ABC):
         Raises:
             ValueError: the request holds no memory or was preempted already, or the mode is not supported here.
         """
+
+    def preempt_mode(self, request: RequestView) -> PreemptMode:  # noqa: ARG002
+        """What the configuration wants to happen to this victim's KV; to be handed to `preempt`."""
+        return PreemptMode.RECOMPUTE
+
+    def keep_blocks(self, request: RequestView, num_needed: int) -> int:  # noqa: ARG002
+        """How many leading blocks this victim may keep, if `num_needed` are needed; to be handed to `preempt`."""
+        return 0
+
+    def keepers(self) -> Sequence[RequestView]:
+        """Waiting requests that kept blocks, the last one preempted first: to be preempted again before others are.
+
+        Where nobody runs, they may hold all the memory that somebody needs to start.
+        """
+        return ()
 
     @abstractmethod
     def savepoint(self) -> Savepoint:
@@ -231,7 +263,7 @@ class Scheduler(ABC):
 
         Must not change its own state: what it learns comes through `observe`. Given equal views and equal own state,
         the plan is equal. If some request runs or waits and nothing is in flight, an empty plan breaks the progress
-        rule.
+        rule; one that only swaps somebody out is not empty.
 
         Returns:
             `ledger.plan()`, or any other plan; it is checked either way.

@@ -185,8 +185,11 @@ class Proposal:
         parents: for a tree, per node the index of its parent, -1 for a child of the last verified token; () is a chain.
         probs: fp32 [len(token_ids), V] on the target's device, the distribution each token was *drawn* from, given the
             drafts before it; None when the drafts were chosen deterministically (then they count as one-hot, whatever
-            the drafter's own softmax was). Drafts must not be left out because of what was drawn. The core keeps the
-            tensor until the drafts are verified. Only `verifier=rejection` reads it.
+            the drafter's own softmax was). Draws are independent over depths, steps and choices, given the drafts
+            before: the noise of two output positions, or of two choices of one seed, has nothing in common
+            (`DraftSampler` sees to it; two draws for one position may share it). Drafts must not be left out because
+            of what was drawn. The core keeps the tensor until the drafts are verified. Only `verifier=rejection` reads
+            it.
     """
 
     token_ids: tuple[int, ...] = ()

@@ -8,8 +8,12 @@ Block 0 is the null block: never allocated, what a table holds where a block has
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable, Sequence
 from enum import IntEnum
 from typing import final
+
+from tokenloom.kv.free_blocks import FreeBlocks, FreeRuns, FreeStack
 
 __all__ = ["NULL_BLOCK", "BlockPool", "BlockState"]
 
@@ -28,16 +32,17 @@ class BlockState(IntEnum):
 
 @final
 class BlockPool:
-    """States and reference counts of blocks 0..num_blocks-1. All operations are O(1)."""
+    """States and reference counts of blocks 0..num_blocks-1. All operations are O(1), with runs O(log num_blocks)."""
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, *, in_runs: bool = False) -> None:
+        """`in_runs` keeps free blocks so that runs of neighbours can be allocated, too."""
         assert num_blocks >= 2, f"a pool needs the null block and one more, got {num_blocks}"
         self.num_blocks = num_blocks
         self._ref_counts = [0] * num_blocks
         self._states = bytearray([BlockState.FREE]) * num_blocks
         self._states[NULL_BLOCK] = BlockState.NULL
-        # A stack that hands out low ids first, so that small runs touch little memory.
-        self._free = list(range(num_blocks - 1, 0, -1))
+        self._runs = FreeRuns(num_blocks) if in_runs else None
+        self._free: FreeBlocks = FreeStack(num_blocks) if self._runs is None else self._runs
         self._counts = [0] * len(BlockState)
         self._counts[BlockState.NULL] = 1
         self._counts[BlockState.FREE] = num_blocks - 1
@@ -61,11 +66,35 @@ class BlockPool:
 
     def allocate(self) -> int:
         """Takes a free block; its reference count becomes 1."""
-        assert self._free, "allocate() on a pool without free blocks"
+        assert len(self._free), "allocate() on a pool without free blocks"
         block_id = self._free.pop()
+        self._hold(block_id)
+        return block_id
+
+    def allocate_run(self, start: int, count: int) -> list[int]:
+        """Takes the free blocks start .. start + count - 1; the reference count of each becomes 1."""
+        self.free_runs.take(start, count)
+        for block_id in range(start, start + count):
+            self._hold(block_id)
+        return list(range(start, start + count))
+
+    @property
+    def free_runs(self) -> FreeRuns:
+        """The runs of a pool that keeps them."""
+        assert self._runs is not None, "a pool that keeps no runs was asked for one"
+        return self._runs
+
+    @property
+    def longest_free_run(self) -> int:
+        """Length of the longest run of neighbouring free blocks; O(num_blocks) in a pool that keeps no runs."""
+        if self._runs is not None:
+            return self._runs.largest
+        runs = re.findall(re.escape(bytes([BlockState.FREE])) + b"+", bytes(self._states))
+        return max((len(run) for run in runs), default=0)
+
+    def _hold(self, block_id: int) -> None:
         self._move(block_id, BlockState.FREE, BlockState.ACTIVE)
         self._ref_counts[block_id] = 1
-        return block_id
 
     def acquire(self, block_id: int) -> None:
         """Adds a holder to an active or cached block."""
@@ -85,13 +114,32 @@ class BlockPool:
             return False
         self._move(block_id, BlockState.ACTIVE, BlockState.CACHED if is_indexed else BlockState.FREE)
         if not is_indexed:
-            self._free.append(block_id)
+            self._free.push(block_id)
         return True
+
+    def release_for_transfer(self, block_id: int) -> bool:
+        """Takes a holder away; the last one leaves the block in transfer.
+
+        Returns:
+            Whether that was the last holder.
+        """
+        assert self._ref_counts[block_id] > 0, f"block {block_id} released without a holder"
+        self._ref_counts[block_id] -= 1
+        if self._ref_counts[block_id] > 0:
+            return False
+        self._move(block_id, BlockState.ACTIVE, BlockState.IN_TRANSFER)
+        return True
+
+    def land(self, block_id: int, is_indexed: bool) -> None:
+        """Ends a transfer: the block is cached if it is indexed, else free."""
+        self._move(block_id, BlockState.IN_TRANSFER, BlockState.CACHED if is_indexed else BlockState.FREE)
+        if not is_indexed:
+            self._free.push(block_id)
 
     def evict(self, block_id: int) -> None:
         """Makes a cached block free."""
         self._move(block_id, BlockState.CACHED, BlockState.FREE)
-        self._free.append(block_id)
+        self._free.push(block_id)
 
     def _move(self, block_id: int, source: BlockState, target: BlockState) -> None:
         assert self._states[block_id] == source, (
@@ -116,3 +164,13 @@ class BlockPool:
         for block_id, refs in enumerate(self._ref_counts):
             is_active = self._states[block_id] == BlockState.ACTIVE
             assert (refs > 0) == is_active, f"block {block_id}: {refs} holders, {self.state(block_id).name}"
+
+    def check_holders(self, tables: Iterable[Sequence[int]]) -> None:
+        """Compares the reference counts with all tables that hold blocks. Raises AssertionError."""
+        held = [0] * self.num_blocks
+        for table in tables:
+            for block_id in table:
+                held[block_id] += 1
+        for block_id in range(1, self.num_blocks):
+            refs, expected = self._ref_counts[block_id], held[block_id]
+            assert refs == expected, f"block {block_id}: {refs} holders, the tables say {expected}"

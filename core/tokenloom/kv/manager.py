@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import final
 
-from tokenloom.batch import BlockTableUpdate
+from tokenloom.batch import BlockTableUpdate, BlockTransfers
 from tokenloom.clock import Clock
 from tokenloom.errors import PluginContractError
-from tokenloom.interfaces.cache import BlockKey, PrefixCache
+from tokenloom.interfaces.cache import BlockKey, PrefixCache, Reservation
 from tokenloom.interfaces.executor import KVGroupSpec
-from tokenloom.kv.block_hash import extend_keys, root_key
-from tokenloom.kv.block_pool import NULL_BLOCK, BlockState
+from tokenloom.kv.block_pool import BlockState
+from tokenloom.kv.fragmentation import KVFragmentation, measure_fragmentation
+from tokenloom.kv.kept_blocks import longest_kept_prefix
 from tokenloom.kv.pool import KVPool
-from tokenloom.plugin_guard import plugin_call
+from tokenloom.kv.prefix_match import PrefixMatch, longest_prefix
+from tokenloom.kv.request_keys import RequestKeys
+from tokenloom.kv.reservation import ask_reservation
+from tokenloom.kv.sibling_copy import SiblingCopies
+from tokenloom.kv.swap import HostMemory
 from tokenloom.request import Request
 
 __all__ = ["KVManager", "PrefixMatch"]
-
-
-@dataclass(frozen=True, slots=True)
-class PrefixMatch:
-    """A prefix that is cached in every group: its length in tokens (whole blocks) and its block ids per group."""
-
-    num_tokens: int
-    block_ids: tuple[tuple[int, ...], ...]
 
 
 @final
@@ -45,23 +42,35 @@ class KVManager:
         build_cache: Callable[[int], PrefixCache],
         clock: Clock,
         plugin: str = "cache",
+        host_memory_bytes: int = 0,
+        *,
+        copies_blocks: bool = False,
     ) -> None:
-        """`num_blocks` is per pool; `build_cache(num_blocks)` makes one pool's index; `plugin` names it in errors."""
+        """`build_cache(num_blocks)` makes one pool's index, `plugin` names it in errors; the executor has room for
+        `host_memory_bytes` of KV of swapped requests, and can copy blocks if `copies_blocks`."""
         self._plugin = plugin
         self.block_size = block_size
         self.groups = tuple(groups)
         self._clock = clock
-        self._block_root = block_root
         self.pools = tuple(KVPool(count, build_cache(count), plugin) for count in num_blocks)
         self.pool_of_group = tuple(group.pool_id for group in self.groups)
         self._tables: dict[str, list[list[int]]] = {}
-        self._keys: dict[str, list[list[BlockKey]]] = {}
+        self._keys = RequestKeys(block_root, self.groups, block_size)
         self._num_published: dict[str, list[int]] = {}
+        # Preempted requests that kept blocks, and how many tokens those hold.
+        self._kept: dict[str, int] = {}
         # The newest position sees window - 1 cached tokens before it.
         self._window_blocks = tuple(
             None if group.window is None else -(-(group.window - 1) // block_size) for group in self.groups
         )
         self._stores_prefixes = self.pools[0].cache.stores_prefixes
+        self.shares_in_flight = self._stores_prefixes and self.pools[0].cache.shares_in_flight
+        self.in_runs = self.pools[0].cache.reserves_runs
+        if self.in_runs and self._stores_prefixes:
+            raise PluginContractError(plugin, "a cache that reserves runs stores no prefixes", "it does both")
+        lookahead, is_on = max(group.lookahead for group in self.groups), copies_blocks and self.shares_in_flight
+        self.siblings = SiblingCopies(block_size, lookahead, is_on=is_on)
+        self.host = HostMemory(self.groups, block_size, host_memory_bytes, keeps_windows=self.in_runs)
 
     @property
     def num_usable_blocks(self) -> int:
@@ -76,46 +85,70 @@ class KVManager:
         )
 
     def reserved_blocks(self, request: Request) -> int:
-        """Blocks per KV group that the cache wants a request to hold from admission on; 0 lets it grow.
+        """Blocks per KV group that the cache wants a request to hold from admission on; 0 lets it grow."""
+        return self.reservation(request).num_blocks
 
-        Raises:
-            PluginContractError: the cache asks for one run of block ids, which this core cannot give.
-        """
-        with plugin_call(self._plugin, "reservation() returns a Reservation"):
-            reservation = self.pools[0].cache.reservation(request)
-            num_blocks, is_contiguous = reservation.num_blocks, reservation.contiguous
-        if is_contiguous:
-            detail = f"{request.request_id}: {reservation}"
-            raise PluginContractError(self._plugin, "reservations are not contiguous", detail)
-        return num_blocks
+    def reservation(self, request: Request) -> Reservation:
+        """What the cache wants a request to hold from admission on."""
+        return ask_reservation(self.pools[0].cache, request, self._plugin)
+
+    def reads_cache(self, request: Request) -> bool:
+        """Whether cached blocks are of use to a request."""
+        # Logprobs of the prompt need its hidden states, which no cache holds.
+        return self._stores_prefixes and request.num_missing_prompt_logprobs == 0
+
+    def most_cached_blocks(self, request: Request) -> int:
+        """Longest hit that a request can have, in blocks: its last token is computed again, for its logits."""
+        return max(0, request.num_tokens - max(1, *(group.lookahead for group in self.groups))) // self.block_size
+
+    def prefix_keys(self, request: Request) -> Sequence[BlockKey]:
+        """Keys of a request's full blocks in the first KV group, those not computed yet included."""
+        return self._keys.first(request, 0, (request.num_tokens - self.groups[0].lookahead) // self.block_size)
 
     def match(self, request: Request) -> PrefixMatch:
-        """The longest cached prefix of a request's tokens, at most num_tokens - 1 of them (the last needs logits)."""
-        # Logprobs of the prompt need its hidden states, which no cache holds.
-        if not self._stores_prefixes or request.num_missing_prompt_logprobs > 0:
-            return PrefixMatch(0, tuple(() for _ in self.groups))
-        length = (request.num_tokens - max(1, *(group.lookahead for group in self.groups))) // self.block_size
-        found: list[list[int]] = [[] for _ in self.groups]
-        # A shorter prefix may be invalid in a window group where a longer one was valid: repeat until all agree.
-        is_settled = length <= 0
-        while not is_settled:
-            is_settled = True
-            for group, keys in enumerate(self._request_keys(request, length)):
-                found[group] = self.pools[self.pool_of_group[group]].match(keys, self._window_blocks[group])
-                if len(found[group]) < length:
-                    length = len(found[group])
-                    is_settled = length == 0
-                    break
-        return PrefixMatch(max(0, length) * self.block_size, tuple(tuple(ids[: max(0, length)]) for ids in found))
+        """The longest cached prefix of a request's tokens, at most num_tokens - 1 of them (the last needs logits).
+
+        Of a swapped request, all that it had computed, unless more is cached.
+        """
+
+        def find(group: int, num_blocks: int) -> Sequence[int]:
+            if not self.reads_cache(request):
+                return ()
+            keys = self._keys.first(request, group, num_blocks)
+            return self.pools[self.pool_of_group[group]].match(keys, self._window_blocks[group])
+
+        most = self.most_cached_blocks(request) if self.reads_cache(request) else 0
+        match = longest_prefix(len(self.groups), most, self.block_size, find)
+        if match.num_tokens < self.host.num_tokens(request.request_id):
+            return self.host.resume(request.request_id, find)
+        kept = self._kept.get(request.request_id, 0)
+        if 0 < kept >= match.num_tokens:
+            return PrefixMatch(kept, tuple(tuple(table) for table in self._tables[request.request_id]))
+        return self.siblings.extend(match, request, self._tables)
 
     def admit(self, request: Request, match: PrefixMatch) -> None:
-        """Starts a request's block table with the blocks it found, and pins them."""
-        assert request.request_id not in self._tables, f"{request.request_id} already holds blocks"
+        """Starts a request's block table with the blocks it found, and pins them; those that it kept are so already."""
         now_s = self._clock.now()
-        for group, ids in enumerate(match.block_ids):
+        is_kept = self._kept.pop(request.request_id, 0) == match.num_tokens > 0
+        kept = self._tables.pop(request.request_id, [])
+        assert is_kept or not kept or match.num_tokens, f"{request.request_id} already holds blocks"
+        for group, ids in enumerate(match.block_ids if not is_kept else ()):
             self.pools[self.pool_of_group[group]].acquire(ids, request, now_s)
+        for group, table in enumerate(kept if not is_kept else ()):
+            self.pools[self.pool_of_group[group]].release(table, request, now_s)
         self._tables[request.request_id] = [list(ids) for ids in match.block_ids]
-        self._num_published[request.request_id] = [len(ids) for ids in match.block_ids]
+        imports, num_full = match.imports or [()] * len(self.groups), match.num_tokens // self.block_size
+        # What comes back from the host is offered again: the index has lost it.
+        self._num_published[request.request_id] = [min([*indices, num_full]) for indices in imports]
+        self.host.start(request.request_id, match)
+        self.siblings.start(request, match)
+
+    def place(self, request: Request, starts: Sequence[int]) -> None:
+        """Gives an admitted request the run that it reserved in each KV group; `starts` are their first blocks."""
+        for group, start in enumerate(starts):
+            pool = self.pools[self.pool_of_group[group]].blocks
+            # The whole table: nothing was found in an index, and what comes back from the host needs blocks, too.
+            self._tables[request.request_id][group] = pool.allocate_run(start, self.reserved_blocks(request))
 
     def grow(self, request: Request, num_slots: int) -> tuple[BlockTableUpdate, ...]:
         """Makes room for `num_slots` tokens in all, and lets go of blocks that have left their window.
@@ -123,6 +156,7 @@ class KVManager:
         The window slides by the landed frontier. Returns how the table of each group changed.
         """
         target = -(-num_slots // self.block_size)
+        self._bring_back(request)
         updates: list[BlockTableUpdate] = []
         for group, table in enumerate(self._tables[request.request_id]):
             num_null, num_kept = self._slide(request, group, table), len(table)
@@ -131,35 +165,40 @@ class KVManager:
             updates.append(BlockTableUpdate(num_null, num_kept, tuple(table[num_kept:])))
         return tuple(updates)
 
+    def _bring_back(self, request: Request) -> None:
+        """Gives a request that starts blocks for what is copied, or comes back from host memory."""
+        tables, index = self._tables[request.request_id], self.siblings.copying(request)
+        imports = self.host.importing(request.request_id)
+        for group, table in enumerate(tables):
+            indices = [] if index is None else [index]
+            indices += [] if imports is None else imports[group]
+            self.pools[self.pool_of_group[group]].fill(table, indices, self._clock.now())
+        if index is not None:
+            self.siblings.copy(request, [table[index] for table in tables])
+        if imports is not None:
+            self.host.restore(request.request_id, tables)
+
     def _slide(self, request: Request, group: int, table: list[int]) -> int:
         """Replaces blocks that no coming position sees by the null block; returns how many lead the table now."""
         window = self.groups[group].window
-        if window is None:
+        if window is None or self.in_runs:
             return 0
-        num_null = max(0, (request.num_computed_tokens - window + 1) // self.block_size)
-        for index in range(min(num_null, len(table)) - 1, -1, -1):
-            if table[index] == NULL_BLOCK:
-                break
-            self.pools[self.pool_of_group[group]].release_one(table[index], index, request, self._clock.now())
-            table[index] = NULL_BLOCK
-        return min(num_null, len(table))
+        num_null = min(len(table), max(0, (request.num_computed_tokens - window + 1) // self.block_size))
+        self.pools[self.pool_of_group[group]].release_leading(table, num_null, request, self._clock.now())
+        return num_null
 
     def publish(self, request: Request) -> None:
         """Indexes every full block below the computed frontier that was not offered yet."""
         if not self._stores_prefixes:
             return
-        frontier = min(request.num_computed_tokens, request.num_tokens)
+        frontier, published = min(request.num_computed_tokens, request.num_tokens), self._num_published
         for group, table in enumerate(self._tables[request.request_id]):
-            published = self._num_published[request.request_id]
+            first = published[request.request_id][group]
             num_full = max(0, frontier - self.groups[group].lookahead) // self.block_size
-            if published[group] >= num_full:
-                continue
-            keys = self._group_keys(request, group, num_full)
-            for index in range(published[group], num_full):
-                if table[index] != NULL_BLOCK:
-                    pool = self.pools[self.pool_of_group[group]]
-                    pool.publish(keys, index, table[index], request, self._clock.now())
-            published[group] = num_full
+            if first < num_full:
+                keys, pool = self._keys.first(request, group, num_full), self.pools[self.pool_of_group[group]]
+                pool.publish_from(first, keys, table, request, self._clock.now())
+                published[request.request_id][group] = num_full
 
     def release(self, request: Request, *, is_final: bool) -> None:
         """Gives all blocks of a request back. `is_final` also forgets its keys; a preempted request keeps them."""
@@ -167,8 +206,58 @@ class KVManager:
         for group, table in enumerate(self._tables.pop(request.request_id, [])):
             self.pools[self.pool_of_group[group]].release(table, request, now_s)
         self._num_published.pop(request.request_id, None)
+        self._kept.pop(request.request_id, None)
+        self.siblings.stop(request)
         if is_final:
-            self._keys.pop(request.request_id, None)
+            self._keys.forget(request.request_id)
+            self.host.drop(request.request_id)
+
+    def kept_blocks(self, request: Request, most_blocks: int) -> int:
+        """Leading blocks per group that a request would keep if it were preempted now and asked to keep so many."""
+        if self.in_runs or not most_blocks:
+            return 0
+        held, num_tokens = self._tables[request.request_id], self._kept.get(request.request_id)
+        num_tokens = request.num_computed_tokens if num_tokens is None else num_tokens
+        return longest_kept_prefix(self.groups, held, num_tokens, self.block_size, most_blocks)
+
+    @property
+    def keepers(self) -> Iterable[str]:
+        """Ids of waiting requests that hold blocks, those that were preempted first at the front."""
+        return self._kept
+
+    def release_tail(self, request: Request, most_blocks: int) -> int:
+        """Gives all but a request's leading blocks back; returns how many tokens the kept ones hold."""
+        num_kept = self.kept_blocks(request, most_blocks)
+        if num_kept == 0:
+            self.release(request, is_final=False)
+            return 0
+        for group, table in enumerate(self._tables[request.request_id]):
+            pool = self.pools[self.pool_of_group[group]]
+            pool.release(table, request, self._clock.now(), first=num_kept)
+            del table[num_kept:]
+        self._num_published.pop(request.request_id, None)
+        self.siblings.stop(request)
+        self._kept[request.request_id] = num_kept * self.block_size
+        return num_kept * self.block_size
+
+    def swap_out(self, request: Request) -> int:
+        """Gives all blocks of a request back once the coming step has copied them to host memory; returns the bytes."""
+        tables = self._tables.pop(request.request_id)
+        num_bytes = self.host.export(request.request_id, request.num_computed_tokens, tables)
+        for group, table in enumerate(tables):
+            self.pools[self.pool_of_group[group]].release_for_transfer(table, request)
+        del self._num_published[request.request_id]
+        self.siblings.stop(request)
+        return num_bytes
+
+    def land_transfers(self) -> None:
+        """Ends the transfers of the step that has landed."""
+        for pool in self.pools:
+            pool.land_transfers(self._clock.now())
+
+    def take_transfers(self) -> BlockTransfers:
+        """What moves before the coming step."""
+        return replace(self.host.take_transfers(), copies=self.siblings.take_copies())
 
     def next_tick(self) -> None:
         """Starts a new commit, for recency."""
@@ -183,6 +272,15 @@ class KVManager:
         """Blocks by state over all pools: free, active, cached, in_transfer, null."""
         return {state.name.lower(): sum(pool.blocks.count(state) for pool in self.pools) for state in BlockState}
 
+    def fragmentation(self, requests: Iterable[Request]) -> KVFragmentation:
+        """How much of the memory is in use; `requests` are all that may hold some. O(blocks held)."""
+        held = [
+            (self._tables[name], max(request.num_computed_tokens, self._kept.get(name, 0)))
+            for request in requests
+            if (name := request.request_id) in self._tables
+        ]
+        return measure_fragmentation([pool.blocks for pool in self.pools], self.pool_of_group, self.block_size, held)
+
     def reset_prefix_cache(self) -> int:
         """Evicts every cached block that no request uses; returns how many."""
         return sum(pool.clear_index() for pool in self.pools)
@@ -193,27 +291,9 @@ class KVManager:
             pool.blocks.check_counts()
 
     def check(self) -> None:
-        """Recounts everything: pool states, and each block's holders against the tables."""
+        """Recounts everything: pool states, host memory, and each block's holders against the tables."""
+        self.host.check()
         for index, pool in enumerate(self.pools):
             pool.check()
-            held: dict[int, int] = {}
-            for tables in self._tables.values():
-                for group, table in enumerate(tables):
-                    for block_id in table if self.pool_of_group[group] == index else ():
-                        held[block_id] = held.get(block_id, 0) + 1
-            held.pop(NULL_BLOCK, None)
-            for block_id in range(1, pool.blocks.num_blocks):
-                refs, expected = pool.blocks.ref_count(block_id), held.get(block_id, 0)
-                assert refs == expected, f"block {block_id}: {refs} holders, the tables say {expected}"
-
-    def _request_keys(self, request: Request, num_blocks: int) -> list[list[BlockKey]]:
-        return [self._group_keys(request, group, num_blocks) for group in range(len(self.groups))]
-
-    def _group_keys(self, request: Request, group: int, num_blocks: int) -> list[BlockKey]:
-        """Keys of a request's first blocks; kept until it ends, as its tokens only ever grow."""
-        keys = self._keys.setdefault(request.request_id, [[] for _ in self.groups])[group]
-        if len(keys) < num_blocks:
-            root = root_key(self._block_root, group, self.block_size, request.cache_salt)
-            token_ids = request.prompt_token_ids + request.output_token_ids
-            extend_keys(keys, root, token_ids, self.block_size, num_blocks, self.groups[group].lookahead)
-        return keys[:num_blocks]
+            groups = [group for group, pool_id in enumerate(self.pool_of_group) if pool_id == index]
+            pool.blocks.check_holders(tables[group] for tables in self._tables.values() for group in groups)

@@ -22,11 +22,13 @@ class KVPool:
     def __init__(self, num_blocks: int, cache: PrefixCache, plugin: str = "cache") -> None:
         """`plugin` names the cache in errors."""
         self._plugin = plugin
-        self.blocks = BlockPool(num_blocks)
+        self.blocks = BlockPool(num_blocks, in_runs=cache.reserves_runs)
         self.cache = cache
         self._policy = cache.eviction_policy()
         self._heap = EvictionHeap(self._is_candidate)
         self._tick = 0
+        self._leaving: list[tuple[int, int, Request]] = []
+        self._exporting: set[int] = set()
         self.num_evicted = 0
 
     @property
@@ -73,17 +75,58 @@ class KVPool:
         if is_indexed:
             self._touch(block_id, index, request, now_s, is_hit=False)
 
-    def release(self, block_ids: Sequence[int], request: Request, now_s: float) -> None:
-        """Gives a request's blocks back, the last ones first."""
-        for depth in range(len(block_ids) - 1, -1, -1):
+    def publish_from(
+        self, first: int, keys: Sequence[BlockKey], table: Sequence[int], request: Request, now_s: float
+    ) -> None:
+        """Publishes a request's blocks from index `first` on, as many as there are keys."""
+        for index in range(first, len(keys)):
+            if table[index] != NULL_BLOCK:
+                self.publish(keys, index, table[index], request, now_s)
+
+    def fill(self, table: list[int], indices: Sequence[int], now_s: float) -> None:
+        """Allocates those entries of a table that hold no block yet."""
+        missing = [index for index in indices if table[index] == NULL_BLOCK]
+        for index, block_id in zip(missing, self.allocate(len(missing), now_s) if missing else (), strict=True):
+            table[index] = block_id
+
+    def release_leading(self, table: list[int], count: int, request: Request, now_s: float) -> None:
+        """Gives the first `count` blocks of a table back, and puts the null block in their place."""
+        for index in range(count - 1, -1, -1):
+            if table[index] == NULL_BLOCK:
+                break
+            self.release_one(table[index], index, request, now_s)
+            table[index] = NULL_BLOCK
+
+    def release(self, block_ids: Sequence[int], request: Request, now_s: float, first: int = 0) -> None:
+        """Gives a request's blocks back from index `first` on, the last ones first."""
+        for depth in range(len(block_ids) - 1, first - 1, -1):
             if block_ids[depth] != NULL_BLOCK:
                 self.release_one(block_ids[depth], depth, request, now_s)
 
     def release_one(self, block_id: int, depth: int, request: Request, now_s: float) -> None:
-        """Gives one block back; it stays cached if it is indexed."""
+        """Gives one block back; it stays cached if it is indexed. While it is copied elsewhere it is not available."""
+        if block_id in self._exporting:
+            if self.blocks.release_for_transfer(block_id):
+                self._leaving.append((block_id, depth, request))
+            return
         is_indexed = block_id in self.cache
         if self.blocks.release(block_id, is_indexed) and is_indexed:
             self._touch(block_id, depth, request, now_s, is_hit=False)
+
+    def release_for_transfer(self, block_ids: Sequence[int], request: Request) -> None:
+        """Gives a request's blocks back, once their content has left for another memory."""
+        self._exporting.update(block_ids)
+        self.release(block_ids, request, 0.0)
+
+    def land_transfers(self, now_s: float) -> None:
+        """Ends the transfers of the step that has landed."""
+        for block_id, depth, request in self._leaving:
+            is_indexed = block_id in self.cache
+            self.blocks.land(block_id, is_indexed)
+            if is_indexed:
+                self._touch(block_id, depth, request, now_s, is_hit=False)
+        self._leaving.clear()
+        self._exporting.clear()
 
     def _evict(self) -> None:
         block_id = self._heap.pop()

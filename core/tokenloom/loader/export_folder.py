@@ -14,6 +14,7 @@ import torch
 
 from tokenloom.checkpoint.base import Checkpoint
 from tokenloom.errors import ModelError
+from tokenloom.loader.export_target import check_source, check_target, put_in_place
 from tokenloom.loader.export_tokenizer import write_tokenizer
 from tokenloom.loader.export_weights import write_weights
 from tokenloom.loader.hf_checkpoint import HFCheckpoint
@@ -21,7 +22,7 @@ from tokenloom.loader.hf_json import read_json
 from tokenloom.model_config import ModelConfig
 from tokenloom.models.registry import architecture_named
 
-__all__ = ["ExportOptions", "check_target", "export_folder"]
+__all__ = ["ExportOptions", "export_folder"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,20 +38,6 @@ class ExportOptions:
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     max_shard_bytes: int = 5 * 10**9
     is_replacing: bool = False
-
-
-def check_target(target: Path, *, is_replacing: bool) -> None:
-    """Raises ModelError if nothing may be written to `target`; before anything is loaded."""
-    if target.exists() and not target.is_dir():
-        raise ModelError(f"{target} is a file; name a folder")
-    if not target.parent.is_dir():
-        raise ModelError(f"{target}: the folder {target.parent} does not exist; make it first")
-    if not target.is_dir() or not any(target.iterdir()):
-        return
-    if not is_replacing:
-        raise ModelError(f"{target} is not empty; choose another folder, or replace the model in it with --force")
-    if not (target / "config.json").is_file():
-        raise ModelError(f"{target} holds no model that could be replaced (no config.json); choose another folder")
 
 
 def export_folder(
@@ -77,9 +64,8 @@ def export_folder(
             form in such a folder.
     """
     target = target.resolve()
+    check_source(checkpoint.path, target)
     check_target(target, is_replacing=options.is_replacing)
-    if checkpoint.path.resolve().is_relative_to(target):
-        raise ModelError(f"{target} holds the model that is to be exported; choose another folder")
     if checkpoint.quantization is not None:
         method = checkpoint.quantization.get("quant_method", "unknown")
         raise ModelError(
@@ -91,7 +77,7 @@ def export_folder(
             folder = Path(scratch, "new")
             folder.mkdir()
             _write(checkpoint, folder, options, progress)
-            _put_in_place(folder, target, Path(scratch, "old"))
+            put_in_place(folder, target, Path(f"{scratch}-old"), is_replacing=options.is_replacing)
     except OSError as error:
         raise ModelError(f"cannot write {target}: {error}") from error
     return sorted(target.iterdir())
@@ -140,15 +126,3 @@ def _check_written(checkpoint: Checkpoint, config: ModelConfig, folder: Path) ->
         assert not missing, f"tensors differ: {sorted(missing)[:3]}"
     finally:
         written.close()
-
-
-def _put_in_place(folder: Path, target: Path, old: Path) -> None:
-    is_there = target.exists()
-    if is_there:
-        target.rename(old)
-    try:
-        folder.rename(target)
-    except BaseException:
-        if is_there:
-            old.rename(target)
-        raise

@@ -22,9 +22,9 @@ from tokenloom.text.token_bytes import SPACE_MARK
 from tokenloom.text.tokenizer import Tokenizer, build_tokenizer
 from tokenloom.text.tokenizer_parts import TokenizerParts
 
-__all__ = ["write_tokenizer"]
+__all__ = ["TOKENIZER_FILES", "write_tokenizer"]
 
-_COPIED = (
+TOKENIZER_FILES: tuple[str, ...] = (
     "tokenizer.json",
     "tokenizer_config.json",
     "tokenizer.model",
@@ -35,6 +35,7 @@ _COPIED = (
     "merges.txt",
     "chat_template.jinja",
 )
+"""What a folder may hold of a tokenizer; copied as it is."""
 _OWN_RULES = {"qwen2": "qwen2"}
 """Architectures for which Transformers 5 ignores the rules in tokenizer.json: what it takes instead."""
 
@@ -63,7 +64,7 @@ def write_tokenizer(source: TokenizerSource, config: ModelConfig, folder: Path) 
     """
     original = build_tokenizer(source, config.vocab_size)
     if source.kind == "hf":
-        for name in _COPIED:
+        for name in TOKENIZER_FILES:
             if (source.path / name).is_file():
                 shutil.copyfile(source.path / name, folder / name)
     else:

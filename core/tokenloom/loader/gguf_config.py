@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
+from tokenloom.checkpoint.end_tokens import end_tokens_by_text
 from tokenloom.checkpoint.fields import MAX_LAYERS, Fields
 from tokenloom.errors import ModelError, did_you_mean
 from tokenloom.loader.gguf_parts import GGUFParts
@@ -20,6 +22,9 @@ __all__ = ["find_layout", "gguf_config"]
 _EMBEDDINGS, _HEAD = "token_embd.weight", "output.weight"
 _NATIVE_DTYPES = {"F32": "float32", "F64": "float32", "F16": "float16"}
 _END_TOKEN_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
+_END_OF_TURN_KEY = "tokenizer.ggml.eot_token_id"
+
+_log = logging.getLogger(__name__)
 
 _COMMON_KEYS = frozenset(
     {
@@ -147,7 +152,7 @@ def _common_values(facts: GGUFFacts, file: GGUFParts, layout: GGUFLayout) -> dic
         "max_position_embeddings": facts.integer("context_length"),
         "rms_norm_eps": facts.number("attention.layer_norm_rms_epsilon"),
         "tie_word_embeddings": not facts.has_tensor(_HEAD),
-        "rope_parameters": rope_parameters(facts, file, head_dim, whole_heads=layout.interleaves_rotary_rows),
+        "rope_parameters": rope_parameters(facts, file, head_dim, whole_heads=not layout.rotates_in_part),
     }
 
 
@@ -189,7 +194,17 @@ def _with_divisors(ropes: tuple[RopeConfig | None, ...], file: GGUFParts) -> tup
 
 
 def _end_token_ids(fields: Fields) -> tuple[int, ...]:
+    """What the keys say; where none of them names the end of a turn, the tokens that are known to be one."""
     ids = [token_id for key in _END_TOKEN_KEYS for token_id in fields.token_ids(f"tokenizer.ggml.{key}")]
+    if not fields.has(_END_OF_TURN_KEY):
+        tokens = fields.texts("tokenizer.ggml.tokens")
+        types = fields.raw("tokenizer.ggml.token_type")  # the tokenizer refuses wrong ones
+        found = end_tokens_by_text(tokens, types if isinstance(types, list) else [])
+        more = [token_id for token_id in found if token_id not in ids]
+        if more:
+            names = ", ".join(repr(tokens[token_id]) for token_id in more)
+            _log.info("%s has no key %r; by their text, %s end a reply as well", fields.path, _END_OF_TURN_KEY, names)
+        ids += more
     return tuple(dict.fromkeys(ids))
 
 

@@ -28,14 +28,13 @@ def rope_parameters(facts: GGUFFacts, file: GGUFParts, head_dim: int, *, whole_h
         facts: the metadata.
         file: holds the factors of LongRoPE as tensors.
         head_dim: size of a head.
-        whole_heads: the family's files cannot say which rows a partial rotation means.
+        whole_heads: the family rotates all of a head, or its files cannot say which rows a part of one means.
 
     Raises:
         ModelError: naming the key or the tensor.
     """
     rotary_dim = facts.integer("rope.dimension_count", head_dim)
     if whole_heads and rotary_dim != head_dim:
-        # The file interleaves the rows of whole heads; which rows a partial rotation would mean is not defined.
         raise ModelError(
             f"{facts.path}: {facts.key('rope.dimension_count')!r} is {rotary_dim}, but only the full head size "
             f"{head_dim} is supported"

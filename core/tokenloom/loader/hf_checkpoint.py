@@ -42,10 +42,9 @@ class HFCheckpoint(Checkpoint):
         config_file = HFConfigFile(path)
         self._files = open_weights(path)
         self._stored_names = canonical_names(self._files, str(path))
-        stored_dtype = self._file(EMBEDDINGS).dtype_name(self._stored_names[EMBEDDINGS])
         self._quantization = config_file.quantization
-        config = config_file.model_config(stored_dtype, self._stored_names)
-        self._config = replace(config, tie_word_embeddings=self._is_head_tied(config, config_file.states_tie))
+        config = config_file.model_config(self._dtype_of_embeddings(), self._stored_names)
+        self._config = replace(config, tie_word_embeddings=self._is_head_tied(config, config_file))
         if self._config.tie_word_embeddings:
             self._stored_names = {
                 name: stored for name, stored in self._stored_names.items() if not name.startswith(HEAD)
@@ -106,13 +105,22 @@ class HFCheckpoint(Checkpoint):
     def _view(self, name: str) -> torch.Tensor:
         return self._file(name).view(self._stored_names[name])
 
-    def _is_head_tied(self, config: ModelConfig, stated: bool | None) -> bool:
+    def _dtype_of_embeddings(self) -> str:
+        """What they are stored in, even if packed. Raises ModelError if only a quantization could have packed them."""
+        if EMBEDDINGS in self._stored_names:
+            return self._file(EMBEDDINGS).dtype_name(self._stored_names[EMBEDDINGS])
+        if self._quantization is None:
+            self.refuse_missing(EMBEDDINGS, self._path)
+        return "packed"
+
+    def _is_head_tied(self, config: ModelConfig, config_file: HFConfigFile) -> bool:
         """Whether the embeddings are the head as well.
 
         - tied, as config.json states or the family does by default: a stored head that equals the embeddings is
           another copy. One that differs was trained apart, and is used (with a warning), as Transformers does.
         - untied, as config.json states: the head must be there.
-        - untied only by the family's default: a folder without a head ties it.
+        - untied only by the family's default: a folder without a head ties it, unless it holds the inner part of a
+          model: that never has a head, so its absence says nothing.
         """
         has_head = any(name.startswith(HEAD) for name in self._stored_names)
         if config.tie_word_embeddings:
@@ -123,7 +131,12 @@ class HFCheckpoint(Checkpoint):
                 self._path,
             )
             return False
-        if stated is False and not has_head:
+        if not has_head and config_file.states_tie is None and config_file.is_inner_part:
+            raise ModelError(
+                f"{self._path} holds the inner part of a model, without its head, and config.json does not say whether "
+                "the embeddings are the head; fetch the whole model, or set 'tie_word_embeddings' to true if they are"
+            )
+        if not has_head and config_file.states_tie is False:
             raise ModelError(
                 f"{self._path} has no tensor 'lm_head.weight', though config.json sets 'tie_word_embeddings' to false; "
                 "fetch the model again, or set it to true if the embeddings are the head"
@@ -132,7 +145,7 @@ class HFCheckpoint(Checkpoint):
 
     def _head_equals_embeddings(self) -> bool:
         name = f"{HEAD}weight"
-        if name not in self._stored_names:  # a packed head
+        if name not in self._stored_names or EMBEDDINGS not in self._stored_names:  # packed
             return False
         head, embeddings = self._view(name), self._view(EMBEDDINGS)
         if head.dtype != embeddings.dtype or head.shape != embeddings.shape:

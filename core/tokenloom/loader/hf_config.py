@@ -55,6 +55,12 @@ class HFConfigFile:
         key = "tie_word_embeddings"
         return self._fields.flag(key) if self._fields.has(key) else None
 
+    @property
+    def is_inner_part(self) -> bool:
+        """Whether the folder was saved from the part of a model that has no head (`LlamaModel`)."""
+        names = _class_names(self._whole, self._path)
+        return bool(names) and all(name.endswith("Model") for name in names)
+
     def model_config(self, stored_dtype: str, tensor_names: Collection[str]) -> ModelConfig:
         """Reads the config.
 

@@ -12,7 +12,7 @@ __all__ = ["EMBEDDINGS", "HEAD", "canonical_names"]
 EMBEDDINGS = "model.embed_tokens.weight"
 HEAD = "lm_head."
 
-_PROBE = "embed_tokens.weight"
+_PROBE = "embed_tokens."  # with `weight`, or packed as a quantization method names its parts
 _PLAIN, _BARE = "model.", ""
 _COMPOSITE = ("model.language_model.", "language_model.model.", "language_model.")
 """The text part of a model that also takes images or sound, newer and older."""
@@ -35,12 +35,16 @@ def canonical_names(stored: Collection[str], origin: str) -> dict[str, str]:
     Raises:
         ModelError: no embeddings are there, or two sets of names.
     """
-    prefixes = [prefix for prefix in (_PLAIN, *_COMPOSITE, _BARE) if f"{prefix}{_PROBE}" in stored]
+    prefixes = [
+        prefix
+        for prefix in (_PLAIN, *_COMPOSITE, _BARE)
+        if any(name.startswith(f"{prefix}{_PROBE}") for name in stored)
+    ]
     if not prefixes:
         near = ", ".join(sorted(stored)[:3])
         raise ModelError(f"{origin} has no tensor {EMBEDDINGS!r}; it holds {near}, ...")
     if len(prefixes) > 1:
-        both = " and ".join(repr(f"{prefix}{_PROBE}") for prefix in prefixes)
+        both = " and ".join(repr(f"{prefix}{_PROBE}weight") for prefix in prefixes)
         raise ModelError(f"{origin} holds {both}; it is not clear which of them is the model")
     names: dict[str, str] = {}
     left_out = 0

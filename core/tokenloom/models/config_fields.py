@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tokenloom.checkpoint.fields import MAX_LAYERS, Fields
 from tokenloom.errors import ModelError
@@ -29,6 +29,7 @@ class KeyDefaults:
         head_dim: None stands for hidden_size / num_attention_heads.
         max_positions, rms_norm_eps, tie_word_embeddings: of the keys of nearly the same name.
         rope_theta: base of the one rotary embedding of all layers; None leaves `ropes` empty, for the family to fill.
+        rotates_in_part: `partial_rotary_factor` may be less than 1.
         activation_key, activation: how the family calls the activation, and which it is.
     """
 
@@ -39,6 +40,7 @@ class KeyDefaults:
     max_positions: int = 2048
     rms_norm_eps: float = 1e-6
     rope_theta: float | None = 10000.0
+    rotates_in_part: bool = False
     tie_word_embeddings: bool = False
     activation_key: str = "hidden_act"
     activation: str = "silu"
@@ -63,6 +65,8 @@ def base_config(fields: Fields, architecture: str, tensor_names: Collection[str]
     max_positions = fields.integer("max_position_embeddings", defaults.max_positions)
     theta = defaults.rope_theta
     scope = None if theta is None else rope_scope(fields, head_dim, max_positions, theta)
+    if scope is not None:
+        scope = replace(scope, rotates_in_part=defaults.rotates_in_part)
     return ModelConfig(
         architecture=architecture,
         hidden_size=hidden_size,

@@ -102,6 +102,8 @@ def _ropes(fields: Fields, config: ModelConfig) -> tuple[RopeConfig, RopeConfig]
         raise ModelError(f"{fields.path} has both 'rope_scaling' and 'rope_parameters'; keep one of them")
     empty = Fields({}, fields.path)
     scope = rope_scope(fields, config.head_dim, config.max_position_embeddings, _GLOBAL_THETA)
+    # Entries per layer type are read on their own: a trained length beside them counts for none.
+    scope = replace(scope, original_positions=None)
     global_rope = parse_rope(by_type.group("full_attention") or old or empty, scope)
     local_theta = fields.number("rope_local_base_freq", _LOCAL_THETA)
     local_scope = replace(scope, theta=local_theta)

@@ -93,6 +93,7 @@ class GGUFLayout:
     Attributes:
         layer_names: {GGUF's part of a layer: Hugging Face's}.
         interleaves_rotary_rows: rows of q and k are stored with rotary pairs as neighbours (architecture `llama`).
+        rotates_in_part: `rope.dimension_count` may be less than a head.
         norm_offset: what the file adds to every norm weight (1 for Gemma); taken away when a tensor is loaded.
         keys: metadata keys, without prefix, that this family has beyond the common ones. Any other key is refused, for
             it might change the arithmetic.
@@ -102,6 +103,7 @@ class GGUFLayout:
 
     layer_names: Mapping[str, str] = field(default_factory=lambda: LLAMA_LAYER_NAMES)
     interleaves_rotary_rows: bool = False
+    rotates_in_part: bool = False
     norm_offset: float = 0.0
     keys: tuple[str, ...] = ()
     config_values: Callable[[GGUFFacts, Mapping[str, Any]], Mapping[str, Any]] = _nothing_more

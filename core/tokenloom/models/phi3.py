@@ -47,7 +47,7 @@ class Phi3Architecture(Architecture):
         config = base_config(fields, "phi3", tensor_names, _DEFAULTS)
         scope = rope_scope(fields, config.head_dim, config.max_position_embeddings, 10000.0)
         original = scope.original_positions or _DEFAULT_ORIGINAL_POSITIONS
-        rope = read_rope(fields, replace(scope, original_positions=original, renamed=_ROPE_TYPES))
+        rope = read_rope(fields, replace(scope, original_positions=original, renamed=_ROPE_TYPES, rotates_in_part=True))
         return replace(
             config,
             ropes=(rope,) * config.num_layers,
@@ -58,7 +58,12 @@ class Phi3Architecture(Architecture):
         return Decoder(config, factory, PreNormLayer, layers)
 
     def gguf_layout(self) -> GGUFLayout:
-        return GGUFLayout(layer_names=_GGUF_NAMES, keys=("attention.sliding_window",), config_values=_gguf_values)
+        return GGUFLayout(
+            layer_names=_GGUF_NAMES,
+            rotates_in_part=True,
+            keys=("attention.sliding_window",),
+            config_values=_gguf_values,
+        )
 
     def config_json(self, config: ModelConfig) -> dict[str, Any]:
         values = {

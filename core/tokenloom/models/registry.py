@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from functools import cache
 
-from tokenloom.errors import ModelError, PluginError, did_you_mean
-from tokenloom.interfaces.model import ModelInfo
+from tokenloom.errors import ContractVersionError, ModelError, PluginError, did_you_mean
+from tokenloom.interfaces.contract import is_compatible
+from tokenloom.interfaces.model import MODEL_CONTRACT_VERSION, ModelInfo
 from tokenloom.models.architecture import Architecture
 from tokenloom.plugin_target import import_class
 from tokenloom.plugins import default_registry
@@ -13,21 +14,39 @@ from tokenloom.plugins import default_registry
 __all__ = ["BUILT_IN_MODELS", "architecture_named", "find_gguf_architecture", "find_hf_architecture", "model_infos"]
 
 BUILT_IN_MODELS: tuple[ModelInfo, ...] = (
-    ModelInfo("gemma2", "tokenloom.models.gemma2:Gemma2Architecture", ("gemma2",), ("Gemma2ForCausalLM",), ("gemma2",)),
+    ModelInfo(
+        "gemma2",
+        "tokenloom.models.gemma2:Gemma2Architecture",
+        ("gemma2",),
+        ("Gemma2ForCausalLM", "Gemma2Model"),
+        ("gemma2",),
+    ),
     ModelInfo(
         "gemma3",
         "tokenloom.models.gemma3:Gemma3Architecture",
         ("gemma3_text",),
-        ("Gemma3ForCausalLM",),
+        ("Gemma3ForCausalLM", "Gemma3TextModel"),
         ("gemma3",),
     ),
-    ModelInfo("llama", "tokenloom.models.llama:LlamaArchitecture", ("llama",), ("LlamaForCausalLM",), ("llama",)),
-    ModelInfo("mistral", "tokenloom.models.mistral:MistralArchitecture", ("mistral",), ("MistralForCausalLM",)),
-    ModelInfo("phi3", "tokenloom.models.phi3:Phi3Architecture", ("phi3",), ("Phi3ForCausalLM",), ("phi3",)),
-    ModelInfo("qwen2", "tokenloom.models.qwen2:Qwen2Architecture", ("qwen2",), ("Qwen2ForCausalLM",), ("qwen2",)),
-    ModelInfo("qwen3", "tokenloom.models.qwen3:Qwen3Architecture", ("qwen3",), ("Qwen3ForCausalLM",), ("qwen3",)),
     ModelInfo(
-        "smollm3", "tokenloom.models.smollm3:SmolLM3Architecture", ("smollm3",), ("SmolLM3ForCausalLM",), ("smollm3",)
+        "llama", "tokenloom.models.llama:LlamaArchitecture", ("llama",), ("LlamaForCausalLM", "LlamaModel"), ("llama",)
+    ),
+    ModelInfo(
+        "mistral", "tokenloom.models.mistral:MistralArchitecture", ("mistral",), ("MistralForCausalLM", "MistralModel")
+    ),
+    ModelInfo("phi3", "tokenloom.models.phi3:Phi3Architecture", ("phi3",), ("Phi3ForCausalLM", "Phi3Model"), ("phi3",)),
+    ModelInfo(
+        "qwen2", "tokenloom.models.qwen2:Qwen2Architecture", ("qwen2",), ("Qwen2ForCausalLM", "Qwen2Model"), ("qwen2",)
+    ),
+    ModelInfo(
+        "qwen3", "tokenloom.models.qwen3:Qwen3Architecture", ("qwen3",), ("Qwen3ForCausalLM", "Qwen3Model"), ("qwen3",)
+    ),
+    ModelInfo(
+        "smollm3",
+        "tokenloom.models.smollm3:SmolLM3Architecture",
+        ("smollm3",),
+        ("SmolLM3ForCausalLM", "SmolLM3Model"),
+        ("smollm3",),
     ),
 )
 
@@ -61,6 +80,7 @@ def architecture_named(name: str) -> Architecture:
 
     Raises:
         ModelError: there is no such family.
+        ContractVersionError: it was written for a contract that this core does not speak.
         PluginError: its class cannot be imported or made.
     """
     known = {info.name: info for info in model_infos()}
@@ -68,6 +88,12 @@ def architecture_named(name: str) -> Architecture:
     if info is None:
         raise ModelError(
             f"unknown model architecture {name!r}; known are {', '.join(sorted(known))}.{did_you_mean(name, known)}"
+        )
+    if not is_compatible(info.contract, MODEL_CONTRACT_VERSION):
+        theirs, ours = (".".join(map(str, version)) for version in (info.contract, MODEL_CONTRACT_VERSION))
+        raise ContractVersionError(
+            f"model {name} ({info.target}) was written for model contract {theirs}, this core speaks {ours} (the major "
+            "must be equal, the minor not newer); install a release of its package that fits this core"
         )
     architecture = import_class(info.target, Architecture, f"model {name}")  # type: ignore[type-abstract]
     try:

@@ -40,6 +40,7 @@ class RopeScope:
         theta: the base where neither the entry nor the file states one.
         share: the part of a head that is rotated, where the entry does not say.
         original_positions: the trained length, where the file states one outside the entry; that one counts.
+        rotates_in_part: the family may rotate less than a whole head.
         renamed: {a rope type as this family spells it: what it means}.
     """
 
@@ -48,6 +49,7 @@ class RopeScope:
     theta: float = 10000.0
     share: float = 1.0
     original_positions: int | None = None
+    rotates_in_part: bool = False
     renamed: Mapping[str, str] | None = None
 
 
@@ -82,9 +84,27 @@ def parse_rope(entry: Fields, scope: RopeScope) -> RopeConfig:
     unknown = [key for key in entry.keys if key not in known | _NEUTRAL_KEYS]
     if unknown:
         raise ModelError(f"{entry.path}: rope type {kind!r} has no key {unknown[0]!r}")
-    rotary_dim = int(scope.head_dim * entry.number("partial_rotary_factor", scope.share))
-    rotary_dim += rotary_dim % 2  # a pair that is cut in half is rotated whole
-    return RopeConfig(entry.number("rope_theta", scope.theta), rotary_dim, read(entry, scope))
+    return RopeConfig(entry.number("rope_theta", scope.theta), _rotary_dim(entry, scope), read(entry, scope))
+
+
+def _rotary_dim(entry: Fields, scope: RopeScope) -> int:
+    key = "partial_rotary_factor"
+    share = entry.number(key, scope.share)
+    if share == 1.0:
+        return scope.head_dim
+    if not scope.rotates_in_part:
+        raise ModelError(
+            f"{entry.path}: {key!r} is {share}; models of this family rotate whole heads, so only 1 is supported"
+        )
+    if not 0.0 < share < 1.0:
+        raise ModelError(f"{entry.path}: {key!r} must be above 0 and at most 1, got {share}")
+    rotary_dim = int(scope.head_dim * share)
+    if rotary_dim < 2 or rotary_dim % 2 != 0:
+        raise ModelError(
+            f"{entry.path}: {key!r} {share} rotates {rotary_dim} elements of a head of {scope.head_dim}; elements are "
+            "rotated in pairs, so their number must be even"
+        )
+    return rotary_dim
 
 
 def _default(_entry: Fields, _scope: RopeScope) -> RopeScaling | None:
@@ -118,10 +138,17 @@ def _yarn(entry: Fields, scope: RopeScope) -> RopeScaling:
 
 
 def _yarn_attention_factor(entry: Fields, factor: float) -> float:
-    numerator, denominator = entry.number("mscale", 0.0), entry.number("mscale_all_dim", 0.0)
+    numerator, denominator = (_weight(entry, key) for key in ("mscale", "mscale_all_dim"))
     if numerator and denominator:
         return _mscale(factor, numerator) / _mscale(factor, denominator)
     return _mscale(factor, 1.0)
+
+
+def _weight(entry: Fields, key: str) -> float:
+    weight = entry.number(key, 0.0)
+    if weight < 0.0:
+        raise ModelError(f"{entry.path}: {key!r} must not be negative, got {weight}")
+    return weight
 
 
 def _mscale(factor: float, weight: float) -> float:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import final
 
 from tokenloom.batch import Preemption, PreemptMode, SchedulePlan
@@ -11,53 +11,48 @@ from tokenloom.interfaces.scheduler import Grant, Ledger, Savepoint, SchedulerVi
 from tokenloom.kv.block_pool import NULL_BLOCK
 from tokenloom.kv.manager import KVManager, PrefixMatch
 from tokenloom.request import Request, RequestStatus, RequestView
+from tokenloom.scheduling.coming_blocks import ComingBlocks
+from tokenloom.scheduling.ledger_state import LedgerState
+from tokenloom.scheduling.preemption_cost import PreemptionCost
+from tokenloom.scheduling.run_placement import RunPlacement
 
 __all__ = ["StepLedger"]
-
-
-@dataclass(slots=True)
-class _State:
-    """Everything that a rollback restores."""
-
-    tokens: int
-    slots: int
-    available: list[int]
-    pending: list[int]
-    grants: dict[str, Grant] = field(default_factory=dict)
-    new_blocks: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    preemptions: dict[str, Preemption] = field(default_factory=dict)
-    holders: dict[tuple[int, int], int] = field(default_factory=dict)
-    """(pool, block id) -> holders gained (pins) minus holders lost (preemptions) in this step."""
-
-    def copy(self) -> _State:
-        return _State(
-            self.tokens,
-            self.slots,
-            list(self.available),
-            list(self.pending),
-            dict(self.grants),
-            dict(self.new_blocks),
-            dict(self.preemptions),
-            dict(self.holders),
-        )
 
 
 @final
 class StepLedger(Ledger):
     """The ledger over a `KVManager`; a new one each step."""
 
-    def __init__(self, view: SchedulerView, kv: KVManager, requests: Mapping[str, Request]) -> None:
-        """`requests` maps the ids of the view's requests to the core's objects."""
+    def __init__(
+        self,
+        view: SchedulerView,
+        kv: KVManager,
+        requests: Mapping[str, Request],
+        *,
+        defers: bool = True,
+        cost: PreemptionCost | None = None,
+    ) -> None:
+        """`requests` maps the ids of the view's requests to the core's objects.
+
+        `defers` lets requests wait for a prefix that another one is computing. That is good sense, not a rule: a plan
+        that starts both is legal, so a ledger that checks a plan does not defer. `cost` is what was measured so far.
+        """
+        self._mode = view.limits.preempt_mode
+        self._is_partial = view.limits.partial_preemption
+        self._cost = cost or PreemptionCost()
         self._kv = kv
         self._requests = requests
+        self._coming = ComingBlocks(kv) if defers and kv.shares_in_flight else None
         self._matches: dict[str, PrefixMatch] = {}
-        self._saved: list[_State] = []
+        self._saved: list[LedgerState] = []
         self._last_plan: SchedulePlan | None = None
-        self._state = _State(
+        self._state = LedgerState(
             tokens=view.limits.max_num_batched_tokens,
             slots=view.limits.max_num_seqs - len(view.running),
             available=[pool.num_available for pool in kv.pools],
             pending=[0] * len(kv.pools),
+            host_bytes=kv.host.capacity_bytes - kv.host.used_bytes,
+            runs=RunPlacement.of(kv) if kv.in_runs else None,
         )
 
     @property
@@ -75,6 +70,16 @@ class StepLedger(Ledger):
     @property
     def num_preempted(self) -> int:
         return len(self._state.preemptions)
+
+    @property
+    def num_refused_swaps(self) -> int:
+        """Swaps that became recomputes because the host memory had no room."""
+        return self._state.num_refused_swaps
+
+    @property
+    def preemptions(self) -> tuple[Preemption, ...]:
+        """What happens to the victims, which may be less than the plan asks for."""
+        return tuple(replace(p, mode=self._state.modes[p.request_id]) for p in self._state.preemptions.values())
 
     def cached_tokens(self, request: RequestView) -> int:
         return 0 if request.status is RequestStatus.RUNNING else self.match(request.request_id).num_tokens
@@ -107,18 +112,29 @@ class StepLedger(Ledger):
         if num_tokens > state.tokens:
             return Shortfall("tokens", num_tokens - state.tokens)
         is_waiting = request.status is not RequestStatus.RUNNING
+        num_cached = self.cached_tokens(request) if is_waiting else 0
+        if is_waiting and self._coming is not None and request.status is not RequestStatus.SWAPPED:
+            num_coming = self._coming.num_tokens(self._requests[request.request_id], num_cached, state.grants)
+            if num_coming:
+                return Shortfall("prefix", num_coming, num_coming)
         if is_waiting and state.slots < 1:
             return Shortfall("slots", 1)
-        num_cached = self.cached_tokens(request) if is_waiting else 0
         pins = self._pins(request.request_id) if is_waiting else ()
         needed = self._new_blocks(request, num_cached, num_tokens)
         for pool, count in enumerate(needed):
-            missing = count + sum(1 for pinned_pool, _, is_idle in pins if pinned_pool == pool and is_idle)
+            missing = count + sum(1 for pinned_pool, _, is_available in pins if pinned_pool == pool and is_available)
             if missing > state.available[pool]:
                 return Shortfall("blocks", missing - state.available[pool], state.pending[pool])
-        for pool, block_id, is_idle in pins:
+        if is_waiting and state.runs is not None:
+            shortfall = self._place(request.request_id, state.runs)
+            if shortfall is not None:
+                return shortfall
+        for pool, block_id, is_available in pins:
             state.holders[pool, block_id] = state.holders.get((pool, block_id), 0) + 1
-            state.available[pool] -= is_idle
+            state.available[pool] -= is_available
+            if (pool, block_id) in state.leaving:
+                state.leaving.discard((pool, block_id))
+                state.pending[pool] -= 1
         for pool, count in enumerate(needed):
             state.available[pool] -= count
         state.tokens -= num_tokens
@@ -126,14 +142,36 @@ class StepLedger(Ledger):
         grant = Grant(request.request_id, num_tokens, sum(needed), num_cached)
         state.grants[request.request_id] = grant
         state.new_blocks[request.request_id] = needed
+        if self._coming is not None:
+            self._coming.note(self._requests[request.request_id], grant)
         return grant
+
+    def _place(self, request_id: str, runs: RunPlacement) -> Shortfall | None:
+        """Finds the runs that a waiting request reserves, if it wants runs."""
+        reservation = self._kv.reservation(self._requests[request_id])
+        if not (reservation.contiguous and reservation.num_blocks):
+            return None
+        starts = runs.place(reservation.num_blocks)
+        if starts is None:
+            return Shortfall("blocks", runs.missing(reservation.num_blocks), max(self._state.pending))
+        self._state.placements[request_id] = starts
+        return None
+
+    @property
+    def placements(self) -> Mapping[str, tuple[int, ...]]:
+        """Of each waiting request with a grant and a contiguous reservation, the first block of its run per group."""
+        return self._state.placements
 
     def preempt(self, request: RequestView, mode: PreemptMode = PreemptMode.RECOMPUTE, keep_blocks: int = 0) -> int:
         request_id = request.request_id
-        if request.status is not RequestStatus.RUNNING or request_id in self._state.preemptions:
+        is_running = request.status is RequestStatus.RUNNING
+        is_open = request_id not in self._state.preemptions and (is_running or request_id not in self._state.grants)
+        if not is_open or not (is_running or request_id in self._kv.keepers):
             raise ValueError(f"request {request_id} cannot be preempted: it is {request.status}, or was so already")
-        if mode is not PreemptMode.RECOMPUTE or keep_blocks:
+        if keep_blocks < 0 or (mode is PreemptMode.SWAP and (keep_blocks or not is_running)):
             raise ValueError(f"preemption mode {mode} with keep_blocks={keep_blocks} is not supported; use recompute")
+        num_kept = self._kv.kept_blocks(self._requests[request_id], keep_blocks)
+        done_mode = self._possible(self._requests[request_id], mode)
         state = self._state
         freed = 0
         grant = state.grants.pop(request_id, None)
@@ -142,15 +180,59 @@ class StepLedger(Ledger):
             freed += grant.num_new_blocks
             for pool, count in enumerate(state.new_blocks.pop(request_id)):
                 state.available[pool] += count
-        target = state.pending if request.num_inflight_tokens else state.available
-        for pool, block_id in self._held(request_id):
+        if request.num_inflight_tokens or done_mode is PreemptMode.SWAP:
+            state.in_use.update(self._held(request_id, num_kept))
+        self._matches.pop(request_id, None)
+        for pool, block_id in self._held(request_id, num_kept):
             state.holders[pool, block_id] = state.holders.get((pool, block_id), 0) - 1
-            if self._num_holders(pool, block_id) == 0:
-                target[pool] += 1
-                freed += target is state.available
+            if self._num_holders(pool, block_id) > 0:
+                continue
+            if (pool, block_id) in state.in_use:
+                state.pending[pool] += 1
+                state.leaving.add((pool, block_id))
+                continue
+            state.available[pool] += 1
+            freed += 1
+            if state.runs is not None:
+                state.runs.free([(pool, block_id)])
         state.preemptions[request_id] = Preemption(request_id, mode, keep_blocks)
-        state.slots += 1
+        state.modes[request_id] = done_mode
+        state.slots += is_running
         return freed
+
+    def preempt_mode(self, request: RequestView) -> PreemptMode:
+        if self._mode == "recompute" or request.num_computed_tokens == 0:
+            return PreemptMode.RECOMPUTE
+        if self._mode == "swap":
+            return PreemptMode.SWAP
+        num_bytes = self._kv.host.num_bytes(request.num_computed_tokens)
+        is_cheaper = self._cost.is_swap_cheaper(request.num_computed_tokens, num_bytes)
+        return PreemptMode.SWAP if is_cheaper else PreemptMode.RECOMPUTE
+
+    def keep_blocks(self, request: RequestView, num_needed: int) -> int:
+        if not self._is_partial:
+            return 0
+        num_blocks = min(len(table) for table in self._kv.tables(request.request_id))
+        return self._kv.kept_blocks(self._requests[request.request_id], max(0, num_blocks - num_needed))
+
+    def keepers(self) -> Sequence[RequestView]:
+        ids = [i for i in self._kv.keepers if i not in self._state.preemptions and i not in self._state.grants]
+        return [self._requests[request_id] for request_id in reversed(ids)]
+
+    def _possible(self, request: Request, mode: PreemptMode) -> PreemptMode:
+        """The mode that the host memory has room for; takes that room."""
+        if mode is PreemptMode.RECOMPUTE:
+            return mode
+        if not self._kv.host.capacity_bytes or request.num_inflight_tokens:
+            raise ValueError(f"preemption mode {mode} is not supported here; use recompute")
+        num_bytes = self._kv.host.num_bytes(request.num_computed_tokens)
+        if num_bytes == 0:
+            return PreemptMode.RECOMPUTE
+        if num_bytes > self._state.host_bytes:
+            self._state.num_refused_swaps += 1
+            return PreemptMode.RECOMPUTE
+        self._state.host_bytes -= num_bytes
+        return mode
 
     def savepoint(self) -> Savepoint:
         self._saved.append(self._state.copy())
@@ -186,27 +268,29 @@ class StepLedger(Ledger):
         needed = [0] * len(self._kv.pools)
         for group, pool in enumerate(self._kv.pool_of_group):
             if request.status is RequestStatus.RUNNING:
-                owned = len(self._kv.tables(request.request_id)[group])
-            else:
-                owned = num_cached // self._kv.block_size
-            needed[pool] += max(0, target - owned)
+                needed[pool] += max(0, target - len(self._kv.tables(request.request_id)[group]))
+                continue
+            match = self.match(request.request_id)
+            needed[pool] += max(0, target - len(match.block_ids[group]))
+            needed[pool] += len(match.imports[group]) if match.imports else 0
         return tuple(needed)
 
     def _pins(self, request_id: str) -> list[tuple[int, int, bool]]:
-        """(pool, block id, whether nobody holds it yet) of the cached blocks that a waiting request found."""
-        match = self.match(request_id)
+        """(pool, block id, whether that makes one available block less) of the blocks that a waiting request found."""
+        match, leaving = self.match(request_id), self._state.leaving
         return [
-            (pool, block_id, self._num_holders(pool, block_id) == 0)
+            (pool, block_id, self._num_holders(pool, block_id) == 0 and (pool, block_id) not in leaving)
             for group, pool in enumerate(self._kv.pool_of_group)
             for block_id in match.block_ids[group]
             if block_id != NULL_BLOCK
         ]
 
-    def _held(self, request_id: str) -> list[tuple[int, int]]:
+    def _held(self, request_id: str, num_kept: int) -> list[tuple[int, int]]:
+        """(pool, block id) of what a request holds behind its first `num_kept` blocks."""
         return [
             (pool, block_id)
             for group, pool in enumerate(self._kv.pool_of_group)
-            for block_id in self._kv.tables(request_id)[group]
+            for block_id in self._kv.tables(request_id)[group][num_kept:]
             if block_id != NULL_BLOCK
         ]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from tokenloom.batch import Preemption, SchedulePlan
+from tokenloom.batch import Preemption, PreemptMode, SchedulePlan
 from tokenloom.errors import PluginContractError
 from tokenloom.interfaces.scheduler import SchedulerView, Shortfall
 from tokenloom.request import RequestView
@@ -15,8 +15,8 @@ __all__ = ["check_plan", "check_plan_shape"]
 
 def check_plan(
     plan: SchedulePlan, view: SchedulerView, build_ledger: Callable[[], StepLedger], plugin: str, *, num_inflight: int
-) -> None:
-    """Replays a plan on a fresh ledger.
+) -> StepLedger:
+    """Replays a plan on a fresh ledger, which it returns.
 
     Args:
         plan: what the scheduler returned.
@@ -40,9 +40,12 @@ def check_plan(
                 raise PluginContractError(plugin, f"a plan fits the {outcome.resource}", detail)
     except ValueError as error:
         raise PluginContractError(plugin, "a plan is legal", str(error)) from error
-    if requests and not plan.num_scheduled_tokens and num_inflight == 0:
+    # A step may do nothing but move a victim's memory away: that ends, and then there is room.
+    moves = any(victim.mode is PreemptMode.SWAP for victim in ledger.preemptions)
+    if requests and not plan.num_scheduled_tokens and num_inflight == 0 and not moves:
         detail = f"{len(view.running)} running and {len(view.waiting)} waiting requests, but no token is scheduled"
         raise PluginContractError(plugin, "every step makes progress", detail)
+    return ledger
 
 
 def check_plan_shape(plan: object, plugin: str) -> None:

@@ -5,6 +5,7 @@ A suite is imported when it is first named, so that a scheduler's tests load no 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from tokenloom.testing.victim_suite import VictimSuite
 
 __all__ = [
+    "SUITES",
     "AttentionSuite",
     "CacheSuite",
     "DraftPolicySuite",
@@ -34,21 +36,23 @@ __all__ = [
     "VictimSuite",
 ]
 
-_MODULES = {
-    "AttentionSuite": "tokenloom.testing.attention_suite",
-    "CacheSuite": "tokenloom.testing.cache_suite",
-    "DraftPolicySuite": "tokenloom.testing.draft_policy_suite",
-    "EvictionSuite": "tokenloom.testing.eviction_suite",
-    "LogitsProcessorSuite": "tokenloom.testing.logits_processor_suite",
-    "QuantSuite": "tokenloom.testing.quant_suite",
-    "SchedulerSuite": "tokenloom.testing.scheduler_suite",
-    "SpecDecodeSuite": "tokenloom.testing.spec_decode_suite",
-    "VictimSuite": "tokenloom.testing.victim_suite",
+SUITES: Mapping[str, str] = {
+    "attention": "tokenloom.testing.attention_suite:AttentionSuite",
+    "scheduler": "tokenloom.testing.scheduler_suite:SchedulerSuite",
+    "scheduler.victim": "tokenloom.testing.victim_suite:VictimSuite",
+    "cache": "tokenloom.testing.cache_suite:CacheSuite",
+    "cache.eviction": "tokenloom.testing.eviction_suite:EvictionSuite",
+    "spec_decode": "tokenloom.testing.spec_decode_suite:SpecDecodeSuite",
+    "spec_decode.policy": "tokenloom.testing.draft_policy_suite:DraftPolicySuite",
+    "quant": "tokenloom.testing.quant_suite:QuantSuite",
+    "logits_processor": "tokenloom.testing.logits_processor_suite:LogitsProcessorSuite",
 }
-"""Where each suite lives. A new one gets a line here, one under TYPE_CHECKING and one in `__all__`."""
+"""The suite of each kind. A kind that is not listed has none. What type checkers read above follows from it."""
 
 
 def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        return vars(import_module(_MODULES[name]))[name]
+    for target in SUITES.values():
+        module, _, suite = target.partition(":")
+        if suite == name:
+            return vars(import_module(module))[name]
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -55,6 +55,24 @@ class AttentionForwardSuite(AttentionCases):
             work.paged.query *= 16
         pool.check(works, layer_of(pool.shape), case="large scores")
 
+    def test_forward_tells_scores_beyond_80_apart(self) -> None:
+        """Scores around 96, and around -96, that differ by some units: exp() of the difference to the largest is what
+        counts, and needs no clamp. All numbers are chosen so that no dtype rounds them."""
+        pool = self.make_pool(self.shape())
+        works = [Work(pool.paged(length), length) for length in (33, 40)]
+        works.append(Work(pool.paged(24), 1))
+        layer = replace(layer_of(pool.shape), softmax_scale=48 / pool.shape.head_dim)
+        for work in works:
+            paged = work.paged
+            paged.query.fill_(1.0)
+            paged.query[::2] = -1.0
+            paged.key.copy_(paged.key.round().clamp(-1, 1) + 2)
+            paged.value *= 0.25
+        pool.check(works[:2], layer, case="scores beyond 80")
+        pool.write([Work(works[2].paged, 23)])
+        works[2].paged.num_computed = 23
+        pool.check(works[2:], layer, case="scores beyond 80 in decode")
+
     def test_forward_uses_the_scale_of_the_layer(self) -> None:
         """`AttentionLayer.softmax_scale` multiplies q.k; it need not be 1/sqrt(head_dim)."""
         pool = self.make_pool(self.shape())
@@ -67,9 +85,11 @@ class AttentionForwardSuite(AttentionCases):
         """Lengths W-1 to 2W+1 in decode (1), verification and prefill. Blocks that left the window are the null block,
         full of NaN. Position i sees j with i - W < j <= i, itself included: W tokens. See `AttentionLayer.window`."""
         self.require("sliding_window")
-        for window in (4, 17):
+        for window in (4, 17, 64, 130):
             pool = self.make_pool(self.shape(), 3000)
-            lengths = range(window - 1, 2 * window + 2)
+            lengths = [*range(window - 1, 2 * window + 2)]
+            if window > 17:
+                lengths = [window - 1, window, window + 1, 2 * window + 1]
             works = [Work(pool.paged(length + num_new, length), num_new) for length in lengths]
             works += [Work(pool.paged(length), length) for length in lengths]
             for work in works:

@@ -12,6 +12,7 @@ from tokenloom.interfaces.executor import KVGroupSpec
 from tokenloom.kv.block_pool import BlockState
 from tokenloom.kv.manager import KVManager
 from tokenloom.request import Request
+from tokenloom.scheduling.run_placement import RunPlacement
 from tokenloom.testing.stub_model import full_group, stub_request
 from tokenloom.testing.watched_cache import WatchedCache
 
@@ -91,7 +92,13 @@ class CacheDriver:
         num_reserved = self.kv.reserved_blocks(live.request) * self.kv.block_size
         if num_reserved and not self._has_room(live.request, max(num_reserved, match.num_tokens)):
             return 0
+        starts: tuple[int, ...] | None = ()
+        if num_reserved and self.kv.reservation(live.request).contiguous:
+            starts = RunPlacement.of(self.kv).place(num_reserved // self.kv.block_size)
+        if starts is None:
+            return 0
         self.kv.admit(live.request, match)
+        self.kv.place(live.request, starts)
         live.request.num_computed_tokens = match.num_tokens
         live.is_running = True
         if num_reserved:

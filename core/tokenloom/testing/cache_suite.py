@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import random
 from collections.abc import Mapping
 
@@ -10,22 +9,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from tokenloom.interfaces.cache import BlockKey, CacheContext, PrefixCache, Reservation
+from tokenloom.interfaces.cache import CacheContext, Reservation
 from tokenloom.interfaces.executor import KVGroupSpec
 from tokenloom.kv.pool import KVPool
 from tokenloom.testing.cache_driver import LAYOUTS, CacheDriver
+from tokenloom.testing.cache_index_suite import NUM_BLOCKS, CacheIndexSuite, keys_of
 from tokenloom.testing.cache_machine import machine_for, walk
 from tokenloom.testing.engine_harness import EngineHarness
 from tokenloom.testing.footprint import footprint_bytes
 from tokenloom.testing.random_tests import RANDOM
 from tokenloom.testing.stub_model import full_group, stub_request
-from tokenloom.testing.suite import PluginSuite
 from tokenloom.testing.watched_cache import WatchedCache
 from tokenloom.testing.workloads import Workload, play, workloads
 
 __all__ = ["CacheSuite"]
-
-NUM_BLOCKS = 32
 
 ENGINE_GROUPS: Mapping[str, tuple[KVGroupSpec, ...]] = {
     "full": (full_group(),),
@@ -35,21 +32,20 @@ ENGINE_GROUPS: Mapping[str, tuple[KVGroupSpec, ...]] = {
 }
 
 
-class CacheSuite(PluginSuite):
+class CacheSuite(CacheIndexSuite):
     """The rules of `PrefixCache` in `tokenloom.interfaces.cache`.
 
     The flag prefix_cache says that blocks are found again; a cache without it is held to finding nothing at all. The
+    flag selective says that it may refuse blocks that it has room for, but for the first one in an empty index. The
     eviction policy under test with it is the one that `settings` names, or the cache's default.
     """
-
-    kind = "cache"
 
     def test_it_stores_prefixes_exactly_if_it_says_so(self) -> None:
         """`stores_prefixes` and the flag prefix_cache of its PluginInfo differ, or what stores nothing found blocks.
 
         Users see the flag, the core reads the property: without it, nothing is hashed or offered.
         """
-        cache, keys = self.build(), _keys("a", 4)
+        cache, keys = self.build(), keys_of("a", 4)
         has_flag = "prefix_cache" in self.capabilities.flags
         assert cache.stores_prefixes == has_flag, f"stores_prefixes={cache.stores_prefixes}, the flag says {has_flag}"
         if not has_flag:
@@ -57,97 +53,21 @@ class CacheSuite(PluginSuite):
             facts = (is_taken, cache.match(keys), 1 in cache, len(cache), cache.is_evictable(1))
             assert facts == (False, [], False, 0, False), f"it stores no prefixes, but {facts}"
 
-    def test_a_computed_prefix_is_found_again(self) -> None:
-        """The blocks of a sequence were offered from its start, and `match` did not find those that were taken.
-
-        The first one offered to an empty index must be taken. `match` returns one id for each leading key that is
-        indexed, whatever keys follow.
-        """
-        index, keys = self.index(), _keys("a", 6)
-        assert index.match(keys) == [], "an empty index finds nothing"
-        assert index.match([]) == [], "no keys, no blocks"
-        assert index.insert(keys, 0, 10), "an empty index did not take a block"
-        for depth in range(1, 6):
-            index.insert(keys, depth, 10 + depth)
-        for length in range(7):
-            index.match(keys[:length])
-            index.match([*keys[:length], *_keys("b", 3)])
-
-    def test_a_hit_stops_at_the_first_gap(self) -> None:
-        """One block of a sequence was evicted, or never offered, and `match` went on behind it or stopped before.
-
-        Blocks behind a gap may stay indexed, but without a window they are no hit.
-        """
-        keys = _keys("a", 5)
-        for gap in range(5):
-            index = self.index()
-            for depth in range(5):
-                if depth != gap:
-                    index.insert(keys, depth, 10 + depth)
-                    index.match(keys)
-        for first in range(5):
-            index = self.index()
-            for depth in range(5):
-                index.insert(keys, depth, 10 + depth)
-            for block_id in [10 + (first + offset) % 5 for offset in range(5)] * 5:
-                if block_id in index and index.is_evictable(block_id):
-                    index.remove(block_id)
-                    index.match(keys)
-            assert len(index) == 0, f"{len(index)} blocks could not be evicted in any order"
-
-    @pytest.mark.parametrize("window_blocks", [0, 1, 2, 3, 9])
-    def test_a_window_needs_only_its_last_blocks(self, window_blocks: int) -> None:
-        """`match` with window_blocks did not return the longest prefix of which the last blocks are indexed.
-
-        The ids that the window does not reach are 0, be those blocks indexed or not.
-        """
-        rng, keys = random.Random(window_blocks), _keys("a", 8)
-        for _ in range(20):
-            index = self.index()
-            for depth in range(8):
-                index.insert(keys, depth, 10 + depth)
-            for block_id in rng.sample(range(10, 18), 4):
-                if index.is_evictable(block_id):
-                    index.remove(block_id)
-                for length in range(9):
-                    index.match(keys[:length], window_blocks)
-
-    def test_a_key_is_indexed_once(self) -> None:
-        """A second block was taken under a key, or it replaced the first, or its key was not free again afterwards."""
-        index, keys = self.index(), _keys("a", 2)
-        assert index.insert(keys, 0, 1), "an empty index did not take a block"
-        assert not index.insert(keys, 0, 2), "a key was indexed twice"
-        assert index.match(keys[:1]) == [1], "the first block under a key is the one that is found"
-        index.remove(1)
-        assert index.insert(keys, 0, 2), "a key whose block was removed is free again"
-        index.match(keys[:1])
-
     def test_match_changes_nothing(self) -> None:
         """A call of `match` changed what the index holds, what may be evicted, or its size in memory.
 
         Schedulers try many requests in a step; use is reported to the eviction policy by the core, as a `Touch`.
         """
-        cache, keys = self.build(), _keys("a", 6)
+        cache, keys = self.build(), keys_of("a", 6)
         index = WatchedCache(cache, NUM_BLOCKS)
         for depth in range(4):
             index.insert(keys, depth, 10 + depth)
         index.match(keys)
         before = footprint_bytes(cache)
         for number in range(200):
-            index.match([*keys[: number % 6], *_keys(f"other{number}", 3)], (None, 1)[number % 2])
+            index.match([*keys[: number % 6], *keys_of(f"other{number}", 3)], (None, 1)[number % 2])
         after = footprint_bytes(cache)
         assert after == before, f"{before} bytes before the calls of match(), {after} after them"
-
-    def test_any_key_is_told_from_any_other(self) -> None:
-        """A block was found under another key than its own, so that a request would read the KV of other tokens.
-
-        Compare all 32 bytes of a key.
-        """
-        index = self.index(1_000)
-        for number in range(1, 1_000):
-            index.insert(_keys(f"prompt {number}", 1), 0, number)
-        for number in range(1, 1_100):
-            index.match(_keys(f"prompt {number}", 1))
 
     def test_equal_tokens_of_another_salt_are_not_found(self) -> None:
         """A request found blocks that were computed under another salt, or did not find those of its own."""
@@ -237,7 +157,7 @@ class CacheSuite(PluginSuite):
         pool, request, size = KVPool(64, cache), stub_request("r", [1]), 0
         for number in range(10_000):
             pool.next_tick()
-            now_s, keys = float(number), _keys(f"prompt {number}", 2)
+            now_s, keys = float(number), keys_of(f"prompt {number}", 2)
             ids = pool.allocate(2, now_s)
             if cache.stores_prefixes:
                 for depth, block_id in enumerate(ids):
@@ -250,43 +170,20 @@ class CacheSuite(PluginSuite):
         assert grown <= 1.5 * size, f"{size} bytes after 1,000 prompts, {grown} after 10,000"
 
     def test_reservations_can_be_granted(self) -> None:
-        """`reservation` returned no Reservation, a negative number, or asked for one run of blocks.
+        """`reservation` returned no Reservation, a negative number, or asked for runs that the cache does not reserve.
 
-        Runs of contiguous block ids are refused by this core.
+        A cache that `reserves_runs` stores no prefixes.
         """
         cache = self.build()
         for length in (1, 16, 100):
             found = cache.reservation(stub_request("r", range(length)))
             assert isinstance(found, Reservation), f"got {found!r}"
             assert found.num_blocks >= 0, f"got {found}"
-            assert not found.contiguous, f"got {found}"
+            assert not found.contiguous or cache.reserves_runs, f"got {found}"
+        assert not (cache.reserves_runs and cache.stores_prefixes), "it reserves runs and stores prefixes"
 
     # ---- machinery ----
-
-    @property
-    def block_size(self) -> int:
-        """The smallest block size that the kit's layouts and the plugin can both be cut into."""
-        multiple = self.capabilities.block_size_multiple
-        return multiple if multiple % 2 == 0 else 2 * multiple
-
-    def build(self, context: CacheContext | None = None) -> PrefixCache:
-        """The cache under test."""
-        context = context or CacheContext(self.block_size, NUM_BLOCKS, 1_024)
-        cache = self.make_config(block_size=context.block_size).build(context)
-        assert isinstance(cache, PrefixCache), f"build() returned a {type(cache).__name__}, not a PrefixCache"
-        return cache
-
-    def index(self, num_blocks: int = NUM_BLOCKS) -> WatchedCache:
-        """The cache under test beside a dictionary; skips the test if it stores nothing."""
-        cache = self.build(CacheContext(self.block_size, num_blocks, 1_024))
-        if not cache.stores_prefixes:
-            pytest.skip("it stores no prefixes")
-        return WatchedCache(cache, num_blocks)
 
     def driver(self, layout: str, block_root: bytes = b"root") -> CacheDriver:
         """The cache under test in a KV manager."""
         return CacheDriver(layout, self.build, self.block_size, block_root)
-
-
-def _keys(name: str, count: int) -> list[BlockKey]:
-    return [hashlib.sha256(f"{name} {index}".encode()).digest() for index in range(count)]

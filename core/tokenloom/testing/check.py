@@ -6,45 +6,24 @@ Imports neither pytest nor a suite until something is run.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Any
 
-import yaml
-from pydantic import ValidationError
-
+from tokenloom.compose.overrides import Grammar, collect_settings
 from tokenloom.errors import ConfigError, PluginError, did_you_mean
 from tokenloom.interfaces.contract import CONTRACT_VERSIONS, PluginInfo
+from tokenloom.plugin_target import import_class
 from tokenloom.plugins import RegisteredPlugin, Registry
+from tokenloom.testing import SUITES
+from tokenloom.testing.outcome import Failure, Progress, SuiteOutcome
 from tokenloom.testing.suite import PluginSuite, build_choice
 
-__all__ = ["SUITES", "Checked", "Failure", "Progress", "check_plugins", "parse_settings", "select_plugins"]
+__all__ = ["Checked", "check_plugins", "parse_settings", "select_plugins"]
 
-SUITES: Mapping[str, str] = {
-    "attention": "AttentionSuite",
-    "scheduler": "SchedulerSuite",
-    "scheduler.victim": "VictimSuite",
-    "cache": "CacheSuite",
-    "cache.eviction": "EvictionSuite",
-    "spec_decode": "SpecDecodeSuite",
-    "spec_decode.policy": "DraftPolicySuite",
-    "quant": "QuantSuite",
-    "logits_processor": "LogitsProcessorSuite",
-}
-"""The suite of each kind, as exported by `tokenloom.testing`. A kind that is not listed has none."""
-
-Progress = Callable[[str, int, int], None]
-"""(plugin, tests done, tests in all)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """A test that failed: its name with parameters, what its docstring says, and the message."""
-
-    test: str
-    meaning: str
-    message: str
+_PLAIN = Grammar(options={}, blocks=(), text_keys=())
+"""A plugin's settings alone: no groups to choose from, and no text that is taken literally."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,16 +32,12 @@ class Checked:
 
     Attributes:
         plugin: which.
-        num_passed: tests that passed.
-        skipped: reason -> number of tests skipped for it.
-        failures: tests that failed.
+        outcome: of its tests.
         note: why nothing was run, if so.
     """
 
     plugin: RegisteredPlugin
-    num_passed: int = 0
-    skipped: Mapping[str, int] = field(default_factory=dict)
-    failures: tuple[Failure, ...] = ()
+    outcome: SuiteOutcome = field(default_factory=SuiteOutcome)
     note: str = ""
 
 
@@ -99,24 +74,22 @@ def select_plugins(registry: Registry, target: str) -> list[RegisteredPlugin]:
 def parse_settings(plugin: RegisteredPlugin, words: Sequence[str], registry: Registry) -> dict[str, Any]:
     """Settings of a plugin's Config from words such as "max_chunk_tokens=64"; nested plugins are given by name.
 
+    A value reads as it does in an override of a config.
+
     Raises:
-        ConfigError: a word is no key=value, or the Config refuses the values.
+        ConfigError: a word is no key=value, its value cannot be parsed, or the Config refuses it.
     """
     settings: dict[str, Any] = {}
     for word in words:
-        key, separator, text = word.partition("=")
-        if not separator or not key:
+        key, separator, _ = word.partition("=")
+        if not separator or not key.strip():
             raise ConfigError(f"settings are written as key=value, got {word!r}")
-        sub_kind = f"{plugin.info.kind}.{key}"
-        if sub_kind in plugin.info.sub_kinds:
-            settings[key] = build_choice(registry.get(sub_kind, text).info, {})
-        else:
-            settings[key] = yaml.safe_load(text)
-    try:
-        build_choice(plugin.info, settings)
-    except ValidationError as error:
-        problems = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'settings'}: {e['msg']}" for e in error.errors())
-        raise ConfigError(f"{plugin.label} refuses these settings: {problems}") from error
+        (setting,) = collect_settings([f"{plugin.info.kind}.{word}"], {}, _PLAIN)
+        sub_kind, value = setting.key, setting.value
+        if sub_kind in plugin.info.sub_kinds and isinstance(value, str):
+            value = build_choice(registry.get(sub_kind, value).info, {})
+        settings[sub_kind.removeprefix(f"{plugin.info.kind}.")] = value
+    build_choice(plugin.info, settings)
     return settings
 
 
@@ -145,24 +118,19 @@ def check_plugins(
         suite = _suite_of(plugin.info)
         if plugin.refusal is not None:
             failure = Failure("contract version", "The plugin was written for another contract.", plugin.refusal)
-            checked.append(Checked(plugin, failures=(failure,)))
+            checked.append(Checked(plugin, SuiteOutcome(failures=(failure,))))
         elif suite is None:
             checked.append(Checked(plugin, note=f"no suite for kind {plugin.info.kind}"))
         else:
             attributes = {"plugin": plugin.info, "settings": settings}
-            outcome = run_suite(type("TestPlugin", (suite,), attributes), plugin.label, progress)
-            checked.append(Checked(plugin, outcome.num_passed, outcome.skipped, outcome.failures))
+            test_class = type("TestPlugin", (suite,), attributes)
+            checked.append(Checked(plugin, run_suite(test_class, plugin.label, progress)))
     return checked
 
 
 def _suite_of(info: PluginInfo) -> type[PluginSuite] | None:
-    import tokenloom.testing
-
-    name = SUITES.get(info.kind)
-    if name is None or name not in tokenloom.testing.__all__:
-        return None
-    suite: type[PluginSuite] = getattr(tokenloom.testing, name)
-    return suite
+    target = SUITES.get(info.kind)
+    return None if target is None else import_class(target, PluginSuite, f"the suite of {info.kind}")
 
 
 def _names(plugin: RegisteredPlugin) -> set[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import final
 
-from tokenloom.batch import SchedulePlan
+from tokenloom.batch import PreemptMode, SchedulePlan
 from tokenloom.clock import VirtualClock
 from tokenloom.interfaces.cache import CacheContext
 from tokenloom.interfaces.executor import KVGroupSpec
@@ -31,6 +31,7 @@ class Desk:
         max_num_seqs: int = 8,
         budget: int = 64,
         cache: str = "hash",
+        host_memory_bytes: int = 0,
     ) -> None:
         self.clock = VirtualClock()
         self.kv = KVManager(
@@ -40,6 +41,7 @@ class Desk:
             b"root",
             lambda count: build_prefix_cache(cache, CacheContext(block_size, count, 256)),
             self.clock,
+            host_memory_bytes=host_memory_bytes,
         )
         self.limits = SchedulerContext(max_num_seqs, budget, 256, block_size, self.kv.num_usable_blocks)
         self.requests: dict[str, Request] = {}
@@ -86,8 +88,8 @@ class Desk:
     def view(self) -> SchedulerView:
         return SchedulerView(0, self.clock.now(), tuple(self.waiting), tuple(self.running), self.limits)
 
-    def ledger(self) -> StepLedger:
-        return StepLedger(self.view(), self.kv, self.requests)
+    def ledger(self, *, defers: bool = True) -> StepLedger:
+        return StepLedger(self.view(), self.kv, self.requests, defers=defers)
 
     def commit(self, plan: SchedulePlan) -> None:
         """What the engine does with a plan: admit, preempt, grow."""
@@ -97,12 +99,24 @@ class Desk:
                 self.admit(self.requests[name])
         for victim in plan.preemptions:
             request = self.requests[victim.request_id]
-            self.kv.release(request, is_final=False)
-            request.status = RequestStatus.PREEMPTED
+            is_swapped = victim.mode is PreemptMode.SWAP
+            if is_swapped:
+                self.kv.swap_out(request)
+            else:
+                self.kv.release_tail(request, victim.keep_blocks)
+            if request in self.waiting:
+                continue
+            request.status = RequestStatus.SWAPPED if is_swapped else RequestStatus.PREEMPTED
             request.num_computed_tokens = 0
             self.running.remove(request)
             self.waiting.append(request)
         for name, count in plan.num_scheduled_tokens.items():
             request = self.requests[name]
             self.kv.grow(request, request.num_computed_tokens + count)
+        self.kv.check()
+
+    def land(self) -> None:
+        """What the engine does when the step has landed, but for the tokens."""
+        self.kv.host.take_transfers()
+        self.kv.land_transfers()
         self.kv.check()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, cast, final
@@ -10,7 +11,9 @@ import pytest
 
 from tokenloom.interfaces.spec_decode import DraftPolicy, DraftPolicyConfig, DraftPolicyContext, VerifiedDrafts
 from tokenloom.request import RequestStatus, RequestView
+from tokenloom.testing.footprint import bytes_leaked
 from tokenloom.testing.suite import PluginSuite
+from tokenloom.testing.surroundings import CLOCKS, clock_at
 
 __all__ = ["DraftPolicySuite", "SeenRequest"]
 
@@ -94,11 +97,16 @@ class DraftPolicySuite(PluginSuite):
 
         Draw from no generator without a seed, and read no clock: durations come with `observe`.
         """
-        first, second = self.policy(), self.policy()
-        for step, verified in enumerate(_history()):
-            assert self._answers(first, step) == self._answers(second, step), f"step {step}: two policies disagree"
-            first.observe(verified, 0.01)
-            second.observe(list(verified), 0.01)
+        for first_s, second_s in itertools.pairwise(CLOCKS):
+            first, second = self.policy(), self.policy()
+            for step, verified in enumerate(_history()):
+                with clock_at(first_s + step):
+                    answers = self._answers(first, step)
+                    first.observe(verified, 0.01)
+                with clock_at(second_s):
+                    found = self._answers(second, step)
+                    second.observe(list(verified), 0.01)
+                assert answers == found, f"step {step}: {answers} at {first_s + step} s, {found} at {second_s} s"
 
     @pytest.mark.parametrize("duration_s", [0.0, 1e-9, 1e6])
     def test_observe_takes_every_outcome(self, duration_s: float) -> None:
@@ -140,6 +148,22 @@ class DraftPolicySuite(PluginSuite):
             assert self._answers(policy, step) == self._answers(fresh, step), f"step {step}: old state shows"
             policy.observe(verified, 0.01)
             fresh.observe(verified, 0.01)
+
+    def test_requests_that_ended_take_no_memory(self) -> None:
+        """The policy kept growing with the number of requests, though each of them was forgotten.
+
+        What is kept by request must go at `forget`; a history of outcomes needs a bound.
+        """
+        policy = self.policy()
+
+        def live(number: int) -> None:
+            for step, accepted in enumerate((4, 0, 2)):
+                policy.num_drafts(SeenRequest(f"r{number}", 5, step), 8)
+                policy.observe([VerifiedDrafts(f"r{number}", 4, accepted, 4)], 0.01)
+            policy.forget(f"r{number}")
+
+        leaked = bytes_leaked(policy, live, 2_000)
+        assert not leaked, f"it grows by {leaked} bytes with every request"
 
     def policy(self) -> DraftPolicy:
         """A new policy of the plugin."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import final
+from typing import Literal, final
 
 from tokenloom.batch import PreemptMode, SchedulePlan
 from tokenloom.clock import VirtualClock
@@ -79,15 +79,18 @@ class ChosenDrafts(DraftPolicy):
 class PreemptAt(Scheduler):
     """Preempts a request the first time it has at least so many output tokens, then lets another scheduler plan."""
 
-    def __init__(self, inner: Scheduler, positions: dict[str, list[int]]) -> None:
+    def __init__(
+        self, inner: Scheduler, positions: dict[str, list[int]], mode: PreemptMode = PreemptMode.RECOMPUTE
+    ) -> None:
         self._inner = inner
+        self._mode = mode
         self._due = {request_id: sorted(counts) for request_id, counts in positions.items()}
 
     def schedule(self, view: SchedulerView, ledger: Ledger) -> SchedulePlan:
         for request in view.running:
             due = self._due.get(request.request_id)
             if due and request.num_output_tokens >= due[0]:
-                ledger.preempt(request, PreemptMode.RECOMPUTE)
+                ledger.preempt(request, self._mode)
         return self._inner.schedule(view, ledger)
 
     def observe(self, event: SchedulerEvent) -> None:
@@ -115,6 +118,9 @@ class EngineHarness:
         draft_policy: DraftPolicy | None = None,
         drafts: Callable[[StubModel], Drafts] | None = None,
         checks: str = "full",
+        preempt_mode: Literal["recompute", "swap", "cheaper"] = "recompute",
+        host_memory_bytes: int = 0,
+        partial_preemption: bool = False,
     ) -> None:
         def build_cache(context: CacheContext) -> PrefixCache:
             return build_prefix_cache(cache, context) if isinstance(cache, str) else cache(context)
@@ -131,17 +137,11 @@ class EngineHarness:
             max_num_batched_tokens=budget,
             drafts=None if drafts is None else drafts(self.model),
         )
-        facts = self.executor.model_facts()
-        self.kv = KVManager(
-            facts.kv_groups,
-            facts.num_blocks,
-            block_size,
-            facts.block_root,
-            lambda count: build_cache(CacheContext(block_size, count, max_model_len)),
-            self.clock,
-            "cache=test",
+        self.kv = self._build_kv(block_size, build_cache, host_memory_bytes)
+        usable = self.kv.num_usable_blocks
+        limits = SchedulerContext(
+            max_num_seqs, budget, max_model_len, block_size, usable, preempt_mode, partial_preemption
         )
-        limits = SchedulerContext(max_num_seqs, budget, max_model_len, block_size, self.kv.num_usable_blocks)
         self.scheduler = scheduler(limits)
         self.num_closed = 0
         self.engine = Engine(
@@ -160,6 +160,22 @@ class EngineHarness:
         self.tokens: dict[str, list[int]] = {}
         self.last: dict[str, EngineOutput] = {}
         self.requests: dict[str, Request] = {}
+
+    def _build_kv(
+        self, block_size: int, build_cache: Callable[[CacheContext], PrefixCache], host_memory_bytes: int
+    ) -> KVManager:
+        facts = self.executor.model_facts()
+        return KVManager(
+            facts.kv_groups,
+            facts.num_blocks,
+            block_size,
+            facts.block_root,
+            lambda count: build_cache(CacheContext(block_size, count, facts.max_model_len)),
+            self.clock,
+            "cache=test",
+            host_memory_bytes,
+            copies_blocks=True,
+        )
 
     def _closed(self, totals: dict[str, object]) -> None:  # noqa: ARG002
         self.num_closed += 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import pytest
 
@@ -20,6 +20,15 @@ from tokenloom.testing.suite import PluginSuite, build_choice
 __all__ = ["EvictionSuite"]
 
 CONTEXT = CacheContext(4, 64, 256)
+LARGE = CacheContext(4, 128, 8_192)
+
+COMMITS: Mapping[str, Sequence[tuple[int, float]]] = {
+    "a second apart": [(tick, float(tick)) for tick in range(1, 21)],
+    "at one time": [(tick, 7.0) for tick in range(1_015, 1_035)],
+    "a millisecond apart": [(tick, 1e5 + 0.001 * tick) for tick in range(1, 21)],
+    "far on": [(tick, tick / 64) for tick in (1, 1_023, *range(2**20 - 9, 2**20 + 9))],
+}
+"""(tick, now_s) of twenty commits, one after the other."""
 
 
 class EvictionSuite(PluginSuite):
@@ -125,18 +134,40 @@ class EvictionSuite(PluginSuite):
         What lies behind an evicted block can no longer be found, so evicting from the start wastes the rest.
         """
         self.require("tail_first")
-        policy = self.build()
-        keys = _keys(policy, [Touch(10 + depth, 1, 1.0, depth, False) for depth in range(5)])
-        order = sorted(keys, key=lambda block_id: keys[block_id])
-        assert order == [14, 13, 12, 11, 10], f"evicted in the order {order}, the tail is block 14"
+        policy, depths = self.build(LARGE), [*range(71), 1_000]
+        keys = _keys(policy, [Touch(10 + place, 1, 1.0, depth, False) for place, depth in enumerate(depths)])
+        order = [depths[block_id - 10] for block_id in sorted(keys, key=lambda block_id: keys[block_id])]
+        assert order == depths[::-1], f"evicted in the order of the depths {order}"
 
-    def test_a_block_that_is_used_again_goes_later(self) -> None:
-        """A hit did not move a block behind those that were used before it."""
+    @pytest.mark.parametrize("commits", COMMITS)
+    def test_a_block_that_is_used_again_goes_later(self, commits: str) -> None:
+        """A hit did not move a block behind those that were used before it.
+
+        A commit's tick is larger than those before it, by one or by many; its time may be the same, or differ in the
+        millisecond after a day of running.
+        """
         self.require("recency")
-        touches = [Touch(block_id, block_id, float(block_id), 0, False) for block_id in (1, 2, 3)]
-        keys = _keys(self.build(), [*touches, Touch(1, 9, 9.0, 0, True)])
+        made = COMMITS[commits]
+        published, used = made[: len(made) // 2], made[len(made) // 2 :]
+        touches = [Touch(block_id, *published[block_id - 1], 0, False) for block_id in range(1, len(published) + 1)]
+        again = range(len(published) - 1, 0, -2)
+        touches += [Touch(block_id, *commit, 0, True) for block_id, commit in zip(again, used)]
+        keys = _keys(self.build(), touches)
         order = sorted(keys, key=lambda block_id: keys[block_id])
-        assert order == [2, 3, 1], f"evicted in the order {order}, block 1 was used last"
+        expected = [*(block_id for block_id in range(1, len(published) + 1) if block_id not in again), *again]
+        assert order == expected, f"evicted in the order {order}, blocks {list(again)} were used last, in this order"
+
+    def test_larger_retention_is_kept_longer(self) -> None:
+        """Of blocks with the retention priorities -1, 0, 1 and 5, one went before another of a lower priority.
+
+        Requests bring any whole number, negative ones too, and each step of it counts.
+        """
+        self.require("retention")
+        priorities = (5, 1, 0, -1)
+        touches = [Touch(10 + p, tick, float(tick), 0, False, p) for tick, p in enumerate(priorities, start=1)]
+        keys = _keys(self.build(), touches)
+        order = [block_id - 10 for block_id in sorted(keys, key=lambda block_id: keys[block_id])]
+        assert order == [-1, 0, 1, 5], f"evicted in the order of the priorities {order}"
 
     def test_retention_holds_until_it_expires(self) -> None:
         """A block of larger retention_priority went before others, or was still kept after its retention_ttl_s.
@@ -160,9 +191,9 @@ class EvictionSuite(PluginSuite):
         if flag not in self.capabilities.flags:
             pytest.skip(f"{flag} is not declared")
 
-    def build(self) -> EvictionPolicy:
+    def build(self, context: CacheContext = CONTEXT) -> EvictionPolicy:
         """The policy under test."""
-        policy = self.make_config().build(CONTEXT)
+        policy = self.make_config().build(context)
         assert isinstance(policy, EvictionPolicy), f"build() returned a {type(policy).__name__}, not an EvictionPolicy"
         return policy
 

@@ -8,8 +8,10 @@ import pytest
 import torch
 
 from tokenloom.testing.draft_stubs import OracleDrafter
+from tokenloom.testing.footprint import bytes_leaked
 from tokenloom.testing.processor_calls import GUARD, GuardedCall, ProcessorCase, same_numbers
 from tokenloom.testing.processor_rig import VOCAB_SIZE, Ends, ProcessorRig
+from tokenloom.testing.surroundings import generators_untouched
 from tokenloom.testing.tiny_engine import TinySettings
 
 __all__ = ["LogitsProcessorSuite"]
@@ -53,6 +55,26 @@ class LogitsProcessorSuite(ProcessorRig):
         for name, guards in (("in front of", call.buffer[0]), ("behind", call.buffer[-1])):
             changed = (guards != GUARD).nonzero().flatten().tolist()
             assert not changed, f"logits of tokens {changed} in the memory {name} the rows were changed"
+
+    def test_logits_of_earlier_calls_are_left_alone(self) -> None:
+        """A later call changed logits that an earlier one was given: by then, tokens are sampled from them."""
+        processor, cases = self.processor(), self.cases()
+        first = GuardedCall(cases, self.target())
+        first.run(processor)
+        before = first.buffer.cpu().clone()
+        GuardedCall(cases[::-1], self.target()).run(processor)
+        after = first.buffer.cpu()
+        changed = [row for row in range(len(before)) if not same_numbers(before[row], after[row])]
+        assert not changed, f"a second call changed the rows {changed} of the first call's logits"
+
+    def test_process_leaves_generators_alone(self) -> None:
+        """`process` drew from a generator of the whole process, or seeded it: of torch, numpy or `random`.
+
+        Whoever else draws there gets other numbers then.
+        """
+        processor, cases = self.processor(), self.cases()
+        with generators_untouched("process()"):
+            self.call(cases, processor)
 
     def test_process_leaves_tokens_and_rows_as_they_are(self) -> None:
         """Token ids, the list of rows or settings were changed by the call.
@@ -145,6 +167,17 @@ class LogitsProcessorSuite(ProcessorRig):
         for rows in (cases, others, cases[::-2], shorter, cases):
             what = ("by a new object", "by one that was called before")
             self._expect(self.call(rows), self.call(rows, processor), rows, *what)
+
+    def test_calls_take_no_memory(self) -> None:
+        """The object kept growing with the number of calls. It lives as long as the engine: a memo needs a bound."""
+        processor, case = self.processor(), self.cases()[0]
+
+        def step(number: int) -> None:
+            tokens = [(number // 60**place) % 60 for place in range(3)]
+            self.call([case.with_tokens([*case.token_ids, *tokens])], processor)
+
+        leaked = bytes_leaked(processor, step, 2_000)
+        assert not leaked, f"it grows by {leaked} bytes with every call"
 
     def test_tokens_are_not_kept_after_the_call(self) -> None:
         """Results changed when the memory of earlier tokens held those of other requests.

@@ -44,6 +44,7 @@ _SEQUENCES: Sequence[TokenSequence] = (
     (tuple((7 * place + 3) % 61 for place in range(25)), 6),
     (tuple((place * place) % 5 for place in range(40)), 30),
     ((12, 12, 12), 1),
+    (tuple((5 * place + place // 7) % 49 for place in range(150)), 148),
 )
 """Of all lengths, so that each has longer and shorter company; each has two output tokens."""
 

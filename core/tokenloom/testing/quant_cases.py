@@ -64,7 +64,7 @@ class QuantCases(PluginSuite):
 
         Args:
             spec: the layer.
-            weight: fp32 [N of the shard, K].
+            weight: fp32 [N of the shard, K]; some row may be all zeros.
         """
         return {"weight": weight}
 
@@ -125,10 +125,13 @@ class QuantCases(PluginSuite):
         x = torch.randn(num_rows, spec.in_features, generator=torch.Generator().manual_seed(num_rows))
         return x.to(device=self.numeric_device(), dtype=dtype)
 
-    def tensors_of(self, spec: LayerSpec, seed: int = 0) -> list[tuple[str, str, torch.Tensor]]:
-        """All (shard, parameter, tensor) that a checkpoint holds for a layer, in order."""
+    def tensors_of(
+        self, spec: LayerSpec, seed: int = 0, weight: torch.Tensor | None = None
+    ) -> list[tuple[str, str, torch.Tensor]]:
+        """All (shard, parameter, tensor) that a checkpoint holds for a layer, in order; of `weight_of` by default."""
         found: list[tuple[str, str, torch.Tensor]] = []
-        start, weight, bias = 0, self.weight_of(spec, seed), self.bias_of(spec)
+        weight = self.weight_of(spec, seed) if weight is None else weight
+        start, bias = 0, self.bias_of(spec)
         for shard in spec.shards:
             rows = slice(start, start + shard.out_features)
             tensors = self.make_tensors(spec, weight[rows].clone())

@@ -75,6 +75,28 @@ class QuantSuite(QuantModelSuite):
             self.check_weight(effective, self.weight_of(spec), kind, f"{_sizes(spec)}, {dtype}")
 
     @pytest.mark.parametrize("dtype", DTYPES)
+    def test_rows_of_zeros_stay_zeros(self, dtype: str) -> None:
+        """An output feature of all zeros gave NaN or something else than 0, or one with a single weight lost it.
+
+        Pruned models and padded vocabularies have such rows; their scale, the largest weight over a number of levels,
+        is 0. Every other row must be right beside them.
+        """
+        kind = require_dtype(self.capabilities, dtype)
+        self.require_linear()
+        spec = self.linear_spec(DOWN, 33, 40)
+        weight = self.weight_of(spec)
+        weight[3] = 0.0
+        weight[7] = 0.0
+        weight[7, 5] = 20.0
+        weights = self.make_quantizer(kind).create_linear(spec)
+        self.load(weights, self.tensors_of(spec, weight=weight))
+        effective = self.effective_weight(weights, spec, kind)
+        for num_rows in (1, 64):
+            zeros = weights.apply(self.random_rows(spec, num_rows, kind))[:, 3]
+            assert bool((zeros == 0).all()), f"{num_rows} rows times zeros, {dtype}: {zeros.tolist()[:4]}"
+        self.check_weight(effective, weight, kind, f"rows of zeros, {dtype}")
+
+    @pytest.mark.parametrize("dtype", DTYPES)
     def test_apply_multiplies_by_the_stored_weights(self, dtype: str) -> None:
         """x @ W.T with the W that the layer uses for any other x, from no row to many: kernels for few rows and for
         many must agree. See `LinearWeights.apply`."""
@@ -83,7 +105,7 @@ class QuantSuite(QuantModelSuite):
         for spec in self.linear_specs():
             weights = self.make_linear(spec, kind)
             effective = self.effective_weight(weights, spec, kind)
-            for num_rows in (0, 1, 2, 7, 64):
+            for num_rows in (0, 1, 2, 7, 64, 257):
                 x = self.random_rows(spec, num_rows, kind)
                 self.check_product(weights.apply(x), x, effective, None, f"{_sizes(spec)}, {num_rows} rows")
 
@@ -95,7 +117,7 @@ class QuantSuite(QuantModelSuite):
             bare = replace(spec, has_bias=False)
             effective = self.effective_weight(self.make_linear(bare, kind), bare, kind)
             weights = self.make_linear(spec, kind)
-            for num_rows in (0, 1, 64):
+            for num_rows in (0, 1, 64, 257):
                 x = self.random_rows(spec, num_rows, kind)
                 case = f"{_sizes(spec)} with bias, {num_rows} rows"
                 self.check_product(weights.apply(x), x, effective, self.bias_of(spec), case)
@@ -241,7 +263,7 @@ class QuantSuite(QuantModelSuite):
             wanted = head[torch.tensor(ids, dtype=torch.int64)]
             assert rows.shape == wanted.shape, f"lookup of {len(ids)} ids gives {tuple(rows.shape)}"
             self.check_same(rows, wanted, f"lookup of {ids[:4]}, {dtype}")
-        for num_rows in (0, 1, 64):
+        for num_rows in (0, 1, 64, 257):
             x = self.random_rows(spec, num_rows, kind)
             self.check_product(embedding.apply(x), x, head, None, f"head, {num_rows} rows")
 

@@ -82,7 +82,7 @@ class SchedulerRig(PluginSuite):
         view = desk.view()
         plan = scheduler.schedule(view, desk.ledger())
         check_plan_shape(plan, "under test")
-        check_plan(plan, view, desk.ledger, "under test", num_inflight=num_inflight)
+        check_plan(plan, view, lambda: desk.ledger(defers=False), "under test", num_inflight=num_inflight)
         return plan
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import pytest
 
 from tokenloom.errors import PluginContractError
@@ -9,7 +12,15 @@ from tokenloom.interfaces.spec_decode import DraftBatch, DrafterNeeds, Proposal
 from tokenloom.proposal_check import check_proposals
 from tokenloom.testing.draft_driver import DraftScript, drafts_of, same_drafts, scripts
 from tokenloom.testing.drafter_rig import DrafterRig
-from tokenloom.testing.drawn_drafts import check_distributions, check_frequencies, draw_many
+from tokenloom.testing.drawn_drafts import (
+    check_distributions,
+    check_frequencies,
+    check_independence,
+    draw_many,
+    draw_related,
+)
+from tokenloom.testing.footprint import bytes_leaked
+from tokenloom.testing.surroundings import generators_untouched
 
 __all__ = ["SpecDecodeSuite"]
 
@@ -168,6 +179,35 @@ class SpecDecodeSuite(DrafterRig):
         expected = self.play([kept])[kept.request_id][4:]
         assert same_drafts(expected, rest), f"{drafts_of(expected)} became {drafts_of(rest)} when another one left"
 
+    def test_requests_that_ended_take_no_memory(self) -> None:
+        """The drafter kept growing with the number of requests, though each of them was forgotten.
+
+        What is kept by request, hidden states and tables of its text included, must go at `forget`.
+        """
+        if "shared_statistics" in self.capabilities.flags:
+            pytest.skip("the plugin declares shared_statistics: it keeps some of earlier requests")
+        drafter = self.drafter()
+        driver = self.driver(drafter)
+
+        def live(number: int) -> None:
+            for step in range(2):
+                asked = [request.asked(step) for request in self.scripts()]
+                driver.propose([replace(a, request_id=f"{a.request_id}_{number}") for a in asked])
+            driver.forget(*(f"{request.request_id}_{number}" for request in self.scripts()))
+
+        leaked = bytes_leaked(drafter, live, 60)
+        assert not leaked, f"it grows by {leaked} bytes with every four requests"
+
+    def test_propose_leaves_generators_alone(self) -> None:
+        """`propose` drew from a generator of the whole process, or seeded it: of torch, numpy or `random`.
+
+        Whoever else draws there gets other numbers then. Draw with the keys in `DraftBatch.sampling`.
+        """
+        driver = self.driver()
+        with generators_untouched("propose()"):
+            for request in self.scripts():
+                driver.propose([request.asked(2)])
+
     # ---- probabilities ----
 
     def test_probs_are_distributions(self) -> None:
@@ -181,6 +221,17 @@ class SpecDecodeSuite(DrafterRig):
         which it was drawn, after the drafter's own filters. Drafts chosen without chance have probs None.
         """
         check_frequencies(self._drawn(1200))
+
+    def test_draws_are_independent(self) -> None:
+        """Over many seeds, one draw tells another: the next depth's, the next step's, or another choice's (chi-square).
+
+        Take noise of its own for every output position and every choice, as `DraftSampler` does. With the same noise at
+        every depth, a generator that starts anew from the seed in every call, or noise that ignores the choice, each
+        draw has the right distribution and the output has not.
+        """
+        drawn = draw_related(self.drafter, self.context, 320)
+        self._require_probs(drawn)
+        check_independence(drawn)
 
     def test_probs_are_the_cores_to_keep(self) -> None:
         """The probs of one call changed with the next call: return a tensor of its own each time."""
@@ -223,9 +274,12 @@ class SpecDecodeSuite(DrafterRig):
 
     def _drawn(self, count: int) -> list[list[Proposal]]:
         drawn = draw_many(self.drafter, self.context, count)
+        self._require_probs(drawn)
+        return drawn
+
+    def _require_probs(self, drawn: Sequence[object]) -> None:
         if not drawn:
             pytest.skip("the plugin returns no probs: its drafts count as one-hot, which is always exact")
-        return drawn
 
     def _expect_same(self, first: dict[str, list[Proposal]], second: dict[str, list[Proposal]], what: str) -> None:
         assert first.keys() == second.keys(), f"requests {list(first)} and {list(second)}"

@@ -45,11 +45,13 @@ class Faults:
     Attributes:
         row_errors: request_id -> number of output tokens at which the row fails.
         launch_error_step, result_error_step: step that raises from `launch`, or from its handle's `result`.
+        lost_exports: requests whose KV never arrives in host memory.
     """
 
     row_errors: dict[str, int] = field(default_factory=dict)
     launch_error_step: int | None = None
     result_error_step: int | None = None
+    lost_exports: set[str] = field(default_factory=set)
 
 
 @final
@@ -108,6 +110,7 @@ class StubExecutor(Executor):
         self.plans.append(plan)
         if plan.step_id == self.faults.launch_error_step:
             raise RuntimeError("launch failed on purpose")
+        lost = self.memory.export(plan.transfers, self.faults.lost_exports)
         for request_id in plan.removed:
             assert request_id in self._rows, f"{request_id} removed, but never ran or removed twice"
             del self._rows[request_id]
@@ -115,11 +118,13 @@ class StubExecutor(Executor):
         for row in plan.rows:
             self._update(row)
         assert len(self._rows) <= self._max_num_seqs, f"{len(self._rows)} requests hold memory"
+        self.memory.restore(plan.transfers)
         self.memory.step(plan)
         rows = tuple(self._finish_row(row) for row in plan.rows)
         error = RuntimeError("result failed on purpose") if plan.step_id == self.faults.result_error_step else None
         self._is_open = True
-        return _Landed(StepResult(plan.step_id, rows, {"forward": 0.001}), error, self._close_step)
+        times_s = {"forward": 0.001, **({"transfer": 0.0005} if plan.transfers else {})}
+        return _Landed(StepResult(plan.step_id, rows, times_s, lost), error, self._close_step)
 
     def _close_step(self) -> None:
         self._is_open = False
@@ -155,7 +160,9 @@ class StubExecutor(Executor):
         assert 1 <= new.num_prompt_tokens <= len(new.token_ids), f"{new.num_prompt_tokens} of {len(new.token_ids)}"
         assert num_computed < len(new.token_ids), "a row joins with nothing to compute"
         tables: list[list[int]] = [[] for _ in self._groups]
-        return StubRow(new, list(new.token_ids), prefixes, tables, num_computed, [num_computed] * len(self._groups))
+        # KV that comes back from host memory may lack the entries of tokens that were not known then.
+        frontiers = [min(num_computed, len(new.token_ids) - group.lookahead) for group in self._groups]
+        return StubRow(new, list(new.token_ids), prefixes, tables, num_computed, frontiers)
 
     def _new_table(self, plan: RowPlan, group: int, old: list[int], update: BlockTableUpdate) -> list[int]:
         name, window = f"{plan.request_id} in group {group}", self._groups[group].window

@@ -6,15 +6,18 @@ would in a real pool.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
 
-from tokenloom.batch import NewRow, RowPlan, StepPlan
+from tokenloom.batch import BlockTransfers, NewRow, RowPlan, StepPlan
 from tokenloom.interfaces.executor import KVGroupSpec
 from tokenloom.testing.stub_model import StubModel
 
 __all__ = ["StubMemory", "StubRow"]
+
+_Entry = tuple[int, int]
+"""What lies in a slot: (group, prefix id)."""
 
 
 @dataclass(slots=True)
@@ -48,8 +51,45 @@ class StubMemory:
         self._groups = tuple(groups)
         self._block_size = block_size
         self._rows = rows
-        # Per pool and slot: (group, prefix id) of the entry that lies there, or None.
-        self._slots: list[list[tuple[int, int] | None]] = [[None] * (count * block_size) for count in num_blocks]
+        # Per pool and slot: the entry that lies there, or None.
+        self._slots: list[list[_Entry | None]] = [[None] * (count * block_size) for count in num_blocks]
+        self._leaving: set[tuple[int, int]] = set()
+        self.host: dict[str, list[list[list[_Entry | None]]]] = {}
+        """Per request in host memory, the slots of its blocks, per group."""
+
+    def export(self, transfers: BlockTransfers, lost: Collection[str]) -> tuple[str, ...]:
+        """Copies blocks to host memory before anything else happens; returns which requests' were lost."""
+        self._leaving.clear()
+        for request_id in transfers.dropped:
+            assert request_id in self.host, f"{request_id} dropped, but not in host memory"
+            del self.host[request_id]
+        for move in transfers.exports:
+            assert move.request_id in self._rows, f"{move.request_id} moves away, but never ran"
+            tables, content = self._rows[move.request_id].tables, list[list[list[_Entry | None]]]()
+            for group, table, ids in zip(self._groups, tables, move.block_ids, strict=True):
+                assert set(ids) <= set(table) - {0}, f"{move.request_id} moves blocks {ids}, its table is {table}"
+                slots = self._slots[group.pool_id]
+                content.append([slots[b * self._block_size : (b + 1) * self._block_size] for b in ids])
+                self._leaving.update((group.pool_id, block_id) for block_id in ids)
+            assert move.request_id not in self.host, f"{move.request_id} is in host memory already"
+            self.host[move.request_id] = content
+        return tuple(move.request_id for move in transfers.exports if move.request_id in lost)
+
+    def restore(self, transfers: BlockTransfers) -> None:
+        """Copies blocks and fills others from host memory, when the tables are up to date."""
+        copied = [
+            (group.pool_id, target, self._slots[group.pool_id][source * self._block_size :][: self._block_size])
+            for move in transfers.copies
+            for group, source, target in zip(self._groups, move.sources, move.targets, strict=True)
+        ]
+        for pool, block_id, entries in copied:
+            self._slots[pool][block_id * self._block_size : (block_id + 1) * self._block_size] = entries
+        for move in transfers.imports:
+            content = self.host.pop(move.request_id)
+            for group, blocks, sources, ids in zip(self._groups, content, move.sources, move.block_ids, strict=True):
+                for source, block_id in zip(sources, ids, strict=True):
+                    start = block_id * self._block_size
+                    self._slots[group.pool_id][start : start + self._block_size] = blocks[source]
 
     def step(self, plan: StepPlan) -> None:
         """Checks what a step reads, and writes what it computes."""
@@ -105,6 +145,8 @@ class StubMemory:
             last = (row_plan.num_computed_tokens + row_plan.num_scheduled_tokens - 1) // self._block_size
             for group, table in zip(self._groups, self._rows[row_plan.request_id].tables, strict=True):
                 for block_id in table[first : last + 1]:
+                    leaves = (group.pool_id, block_id) in self._leaving
+                    assert not leaves, f"{row_plan.request_id} writes block {block_id}, which is on its way to the host"
                     assert holders[group.pool_id, block_id] == 1, (
                         f"{row_plan.request_id} writes shared block {block_id}"
                     )

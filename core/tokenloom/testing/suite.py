@@ -9,11 +9,13 @@ from tokenloom.errors import PluginError
 from tokenloom.interfaces.contract import Capabilities, PluginChoice, PluginConfig, PluginInfo
 from tokenloom.plugin_target import load_target
 from tokenloom.plugins import default_registry
+from tokenloom.settings_validation import validated
+from tokenloom.testing.suite_rules import SuiteType, check_suite
 
 __all__ = ["PluginSuite", "build_choice"]
 
 
-class PluginSuite:
+class PluginSuite(metaclass=SuiteType):
     """Tests of one contract, for one plugin. A suite of a kind derives from it; an author derives from that suite::
 
         class TestMine(SchedulerSuite):
@@ -21,8 +23,8 @@ class PluginSuite:
             settings = {"max_chunk_tokens": 64}
 
     Tests read `capabilities` and skip, with the reason, what the plugin does not claim. A test that cannot hold is
-    overridden with `pytest.mark.xfail(reason=...)` on it; without a reason the class is refused, so that no demand of
-    the contract is switched off in silence.
+    overridden with `pytest.mark.xfail(reason=...)` on it. What would switch a demand of the contract off in silence is
+    refused with a TypeError; `tokenloom.testing.suite_rules` says what.
 
     Attributes:
         kind: the contract; set by the suite.
@@ -36,13 +38,7 @@ class PluginSuite:
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        for name in vars(cls):
-            is_inherited = name.startswith("test_") and any(name in vars(base) for base in cls.__mro__[1:])
-            if is_inherited and not _has_reason(vars(cls)[name]):
-                raise TypeError(
-                    f"{cls.__name__} overrides {name} of its conformance suite; a test that cannot hold for a plugin "
-                    "is overridden with @pytest.mark.xfail(reason='...') so that the reason is on record"
-                )
+        check_suite(cls, PluginSuite)
 
     @property
     def info(self) -> PluginInfo:
@@ -64,16 +60,16 @@ class PluginSuite:
 
 
 def build_choice(info: PluginInfo, settings: Mapping[str, Any]) -> PluginChoice:
-    """Validates a plugin's settings, nested plugins at the defaults that it declares unless `settings` has them."""
+    """Validates a plugin's settings, nested plugins at the defaults that it declares unless `settings` has them.
+
+    Raises:
+        ConfigError: a setting is unknown or wrong.
+        PluginError: the Config cannot be imported.
+    """
     values = dict(settings)
     for sub_kind, name in info.sub_kinds.items():
         part = sub_kind.rpartition(".")[2]
         if part not in values:
             values[part] = build_choice(default_registry().get(sub_kind, name).info, {})
     config_class = load_target(info)
-    return PluginChoice(info.kind, info.name, config_class.model_validate(values))
-
-
-def _has_reason(test: object) -> bool:
-    marks = getattr(test, "pytestmark", [])
-    return any(mark.name == "xfail" and mark.kwargs.get("reason") for mark in marks)
+    return PluginChoice(info.kind, info.name, validated(config_class, values, f"{info.kind}={info.name}"))

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from inspect import getdoc
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,23 +14,14 @@ from typing import final
 import pytest
 from hypothesis.configuration import set_hypothesis_home_dir
 
-from tokenloom.testing.check import Failure, Progress
+from tokenloom.testing.outcome import Failure, Progress, SuiteOutcome
 from tokenloom.testing.suite import PluginSuite
 
-__all__ = ["SuiteOutcome", "chosen_suite", "run_suite"]
+__all__ = ["chosen_suite", "run_suite"]
 
 _CRASHED = "the kit could not run the suite"
 _COLLECTED = "tokenloom.testing.suite_collection"
 _chosen: list[type[PluginSuite]] = []
-
-
-@dataclass(frozen=True, slots=True)
-class SuiteOutcome:
-    """Counts, reasons and failures of one run; see `tokenloom.testing.check.Checked`."""
-
-    num_passed: int
-    skipped: Mapping[str, int]
-    failures: tuple[Failure, ...]
 
 
 def chosen_suite() -> type[PluginSuite]:

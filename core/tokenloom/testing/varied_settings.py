@@ -7,9 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from pydantic import ValidationError
-
-from tokenloom.errors import PluginError
+from tokenloom.errors import ConfigError, PluginError
 from tokenloom.interfaces.contract import PluginConfig, PluginInfo
 from tokenloom.plugin_target import load_target
 from tokenloom.testing.suite import build_choice
@@ -47,7 +45,7 @@ def varied_settings(
         for value in _values(field.annotation):
             try:
                 config = build_choice(info, {**first, name: value}).config
-            except ValidationError:
+            except ConfigError:
                 continue
             if config not in found:
                 found.append(config)
@@ -62,7 +60,7 @@ def _completed(info: PluginInfo, given: Mapping[str, Any]) -> Mapping[str, Any]:
         settings = {**given, **dict(zip(missing, values, strict=True))}
         try:
             build_choice(info, settings)
-        except ValidationError:
+        except ConfigError:
             if not missing:
                 raise
         else:

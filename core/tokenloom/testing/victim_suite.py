@@ -19,6 +19,7 @@ from tokenloom.testing.footprint import footprint_bytes
 from tokenloom.testing.random_tests import RANDOM
 from tokenloom.testing.stub_model import stub_request
 from tokenloom.testing.suite import PluginSuite, build_choice
+from tokenloom.testing.surroundings import CLOCKS, clock_at
 from tokenloom.testing.workloads import SaltedId, Workload, play, workloads
 
 __all__ = ["VictimSuite"]
@@ -53,7 +54,7 @@ class VictimSuite(PluginSuite):
         assert victim is None or victim in candidates, f"{victim!r} is no candidate"
 
     def test_equal_candidates_give_equal_choices(self) -> None:
-        """Asked again, or in a second run, `select` chose another victim among the same candidates.
+        """Asked again, at another time, or in a second run, `select` chose another victim among the same candidates.
 
         Usual causes: the order of a set, `id()` or `hash()` of an object, a generator without a seed, real time.
         """
@@ -62,8 +63,9 @@ class VictimSuite(PluginSuite):
             for run in range(2):
                 candidates = _candidates(6, seed, run)
                 policy, view = self.build(), _view(candidates)
-                for _ in range(2):
-                    victim = policy.select(candidates[0], candidates, view)
+                for now_s in CLOCKS[2 * run : 2 * run + 2]:
+                    with clock_at(now_s):
+                        victim = policy.select(candidates[0], candidates, view)
                     chosen.append(None if victim is None else str(victim.request_id))
             assert len(set(chosen)) == 1, f"chose {chosen[:2]}, and in another run {chosen[2:]}"
 

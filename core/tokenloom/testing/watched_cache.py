@@ -44,6 +44,14 @@ class WatchedCache(PrefixCache):
     def stores_prefixes(self) -> bool:
         return self._inner.stores_prefixes
 
+    @property
+    def shares_in_flight(self) -> bool:
+        return self._inner.shares_in_flight
+
+    @property
+    def reserves_runs(self) -> bool:
+        return self._inner.reserves_runs
+
     def match(self, keys: Sequence[BlockKey], window_blocks: int | None = None) -> list[int]:
         before = self._state()
         found = list(self._inner.match(keys, window_blocks))

@@ -56,7 +56,13 @@ OUTSIDERS: Mapping[str, tuple[Mapping[str, object], Mapping[str, object]]] = {
     "shorter": ({}, {"num_prompt": 2}),
     "of_another_tenant": ({"tenant": "quiet"}, {"tenant": "loud"}),
     "less_urgent": ({"priority": 9}, {"priority": 0}),
+    "more_urgent": ({"priority": 0}, {"priority": 9}),
     "without_slo": ({}, {"ttft_slo_s": 0.1, "tpot_slo_s": 0.1}),
+    "with_slo": ({"ttft_slo_s": 0.1, "tpot_slo_s": 0.1}, {}),
+    "less_retained": ({}, {"retention_priority": 9}),
+    "more_retained": ({"retention_priority": 9}, {}),
+    "retained_for_ever": ({"retention_priority": 1}, {"retention_priority": 1, "retention_ttl_s": 1.0}),
+    "retained_for_a_while": ({"retention_priority": 1, "retention_ttl_s": 1.0}, {"retention_priority": 1}),
 }
 """What distinguishes one that waits from those that keep coming: fields of its own, and of theirs."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -66,8 +67,12 @@ def _part_text(part: object, where: str) -> str:
     return text
 
 
+_REPR = reprlib.Repr()  # for values that can be long, or nested without end
+_REPR.maxstring = _REPR.maxother = 100
+
+
 def _found(fields: Mapping[Any, Any], name: str) -> str:
-    return f"got {fields[name]!r}; " if name in fields else "is missing; "
+    return f"got {_REPR.repr(fields[name])}; " if name in fields else "is missing; "
 
 
 def _refuse(where: str, problem: str) -> NoReturn:

@@ -94,7 +94,7 @@ class IncrementalDetokenizer:
         data = self._tokenizer.token_bytes(token_id)
         if self._strip_next_space and data:
             self._strip_next_space = False
-            return data.removeprefix(b" ")
+            return self._tokenizer.first_token_bytes(token_id)
         return data
 
     def _show(self, text: str, shown: list[str]) -> str | None:

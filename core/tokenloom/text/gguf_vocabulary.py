@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+import reprlib
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from tokenizers import Tokenizer, normalizers
 from tokenizers.models import BPE
 
+from tokenloom.checkpoint.end_tokens import end_tokens_by_text
 from tokenloom.checkpoint.tokenizer_source import TokenizerSource
 from tokenloom.errors import ModelError
+from tokenloom.text.merge_check import fault_in_merges
 from tokenloom.text.pre_tokenizers import SplitStyle, split_style
 from tokenloom.text.sentencepiece_vocabulary import PieceKind, SentencePieces, duplicate_in, matched_tokens
 from tokenloom.text.token_bytes import TextForm
@@ -25,9 +28,10 @@ _log = logging.getLogger(__name__)
 def parts_from_gguf(source: TokenizerSource) -> TokenizerParts:
     """Builds the tokenizer that the metadata of `source` describes. Raises ModelError where it cannot."""
     metadata = _Metadata(source)
-    bos, eos, eot = (metadata.token_id(f"{name}_token_id") for name in ("bos", "eos", "eot"))
+    bos, eos = (metadata.token_id(f"{name}_token_id") for name in ("bos", "eos"))
+    ends = _end_ids(metadata)
     vocabulary = _vocabulary(metadata)
-    always_control = {token_id for token_id in (bos, eos, eot) if token_id is not None}
+    always_control = {token_id for token_id in (bos, *ends) if token_id is not None}
     controls, plain = matched_tokens(metadata.tokens, metadata.types, always_control)
     vocabulary.library.add_special_tokens(controls)
     vocabulary.library.add_tokens(plain)
@@ -37,12 +41,20 @@ def parts_from_gguf(source: TokenizerSource) -> TokenizerParts:
         library=vocabulary.library,
         text_form=vocabulary.text_form,
         bos_token_id=bos,
-        eos_token_ids=tuple(dict.fromkeys(token_id for token_id in (eos, eot) if token_id is not None)),
+        eos_token_ids=ends,
         prefix_ids=(bos,) if adds_bos and bos is not None else (),
         suffix_ids=(eos,) if adds_eos and eos is not None else (),
         named_tokens=_named_tokens(metadata),
         chat_template=source.chat_template,
     )
+
+
+def _end_ids(metadata: _Metadata) -> tuple[int, ...]:
+    """What the keys say; where none of them names the end of a turn, the tokens that are known to be one."""
+    ids = [metadata.token_id(f"{name}_token_id") for name in ("eos", "eot", "eom")]
+    if not metadata.has("eot_token_id"):
+        ids.extend(end_tokens_by_text(metadata.tokens, metadata.types))
+    return tuple(dict.fromkeys(token_id for token_id in ids if token_id is not None))
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +95,14 @@ def _style_of_older_files(metadata: _Metadata) -> SplitStyle:
 
 
 def _byte_level(metadata: _Metadata, style: SplitStyle) -> Tokenizer:
-    merges: list[Any] = [tuple(merge.split(" ")) for merge in metadata.array("merges")]
+    merges: list[Any] = [tuple(merge.split(" ")) for merge in metadata.texts("merges")]
     wrong = next((merge for merge in merges if len(merge) != 2), None)
     if wrong is not None:
         metadata.fail("merges", f"{' '.join(wrong)!r} is not a pair of tokens with one space between them")
     vocabulary = {token: token_id for token_id, token in enumerate(metadata.tokens)}
+    fault = fault_in_merges(vocabulary, merges)
+    if fault is not None:
+        raise ModelError(f"{metadata.path}: tokenizer.ggml.merges and tokens do not fit together: {fault}")
     try:
         library = Tokenizer(BPE(vocabulary, merges, ignore_merges=style.ignore_merges))
     except Exception as error:  # the library raises nothing narrower
@@ -99,20 +114,27 @@ def _byte_level(metadata: _Metadata, style: SplitStyle) -> Tokenizer:
 
 
 def _pieces(metadata: _Metadata, *, is_unigram: bool) -> SentencePieces:
-    scores = metadata.array("scores")
+    scores = metadata.numbers("scores")
     if len(scores) != len(metadata.tokens):
         metadata.fail("scores", f"has {len(scores)} entries for {len(metadata.tokens)} tokens")
-    charsmap = metadata.array("precompiled_charsmap") if metadata.has("precompiled_charsmap") else ()
     return SentencePieces(
         tokens=metadata.tokens,
-        scores=[float(score) for score in scores],
+        scores=scores,
         kinds=metadata.types,
         is_unigram=is_unigram,
         unknown_id=_unknown_id(metadata),
         space_prefix="each" if metadata.flag("add_space_prefix", default=not is_unigram) else "never",
         squeezes_spaces=metadata.flag("remove_extra_whitespaces", default=False),
-        charsmap=bytes(int(byte) % 256 for byte in charsmap) or None,  # stored as signed or unsigned bytes
+        charsmap=_charsmap(metadata),
     )
+
+
+def _charsmap(metadata: _Metadata) -> bytes | None:
+    values = metadata.integers("precompiled_charsmap") if metadata.has("precompiled_charsmap") else []
+    wrong = next((value for value in values if not -128 <= value <= 255), None)
+    if wrong is not None:
+        metadata.fail("precompiled_charsmap", f"expected bytes, got {wrong}")
+    return bytes(value % 256 for value in values) or None  # stored as signed or unsigned bytes
 
 
 def _unknown_id(metadata: _Metadata) -> int | None:
@@ -133,12 +155,8 @@ class _Metadata:
     def __init__(self, source: TokenizerSource) -> None:
         self.path = source.path
         self._values: Mapping[str, Any] = source.metadata
-        self.tokens: list[str] = list(self.array("tokens"))
-        self.types: list[int] = (
-            [int(kind) for kind in self.array("token_type")]
-            if self.has("token_type")
-            else [PieceKind.NORMAL] * len(self.tokens)
-        )
+        self.tokens = self.texts("tokens")
+        self.types = self.integers("token_type") if self.has("token_type") else [PieceKind.NORMAL] * len(self.tokens)
         if len(self.types) != len(self.tokens):
             self.fail("token_type", f"has {len(self.types)} entries for {len(self.tokens)} tokens")
 
@@ -152,28 +170,42 @@ class _Metadata:
     def fail(self, key: str, problem: str) -> NoReturn:
         raise ModelError(f"{self.path}: tokenizer.ggml.{key}: {problem}")
 
-    def array(self, key: str) -> Sequence[Any]:
+    def texts(self, key: str) -> list[str]:
+        return list(self._array(key, {str}, "strings"))
+
+    def integers(self, key: str) -> list[int]:
+        return list(self._array(key, {int}, "integers"))
+
+    def numbers(self, key: str) -> list[float]:
+        return [float(value) for value in self._array(key, {int, float}, "numbers")]
+
+    def _array(self, key: str, types: Collection[type], elements: str) -> Sequence[Any]:
         value = self._values.get(f"tokenizer.ggml.{key}")
-        if value is None or isinstance(value, str | int | float):
-            self.fail(key, "is missing; expected a list" if value is None else f"expected a list, got {value!r}")
-        return value  # type: ignore[no-any-return]
+        if value is None:
+            self.fail(key, f"is missing; expected a list of {elements}")
+        if not isinstance(value, list | tuple):
+            self.fail(key, f"expected a list of {elements}, got {reprlib.repr(value)}")
+        if not set(map(type, value)).issubset(types):  # exact types, so that true and false are no numbers
+            index, wrong = next((index, item) for index, item in enumerate(value) if type(item) not in types)
+            self.fail(key, f"expected a list of {elements}, got {reprlib.repr(wrong)} at index {index}")
+        return value
 
     def text(self, key: str, default: str | None = None) -> str:
         value = self._values.get(f"tokenizer.ggml.{key}", default)
         if not isinstance(value, str):
-            self.fail(key, f"expected a string, got {value!r}")
+            self.fail(key, f"expected a string, got {reprlib.repr(value)}")
         return value
 
     def flag(self, key: str, default: bool) -> bool:
         value = self._values.get(f"tokenizer.ggml.{key}", default)
         if not isinstance(value, bool):
-            self.fail(key, f"expected true or false, got {value!r}")
+            self.fail(key, f"expected true or false, got {reprlib.repr(value)}")
         return value
 
     def token_id(self, key: str) -> int | None:
         value = self._values.get(f"tokenizer.ggml.{key}")
         if value is None:
             return None
-        if not isinstance(value, int) or not 0 <= value < len(self.tokens):
-            self.fail(key, f"expected a token id below {len(self.tokens)}, got {value!r}")
+        if type(value) is not int or not 0 <= value < len(self.tokens):
+            self.fail(key, f"expected a token id below {len(self.tokens)}, got {reprlib.repr(value)}")
         return value

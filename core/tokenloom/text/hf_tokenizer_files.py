@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
+import reprlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from tokenizers import AddedToken, Tokenizer
 
 from tokenloom.checkpoint.tokenizer_source import TokenizerSource
 from tokenloom.errors import ModelError
+from tokenloom.json_file import read_json
 from tokenloom.text.hf_vocabulary import read_vocabulary
 from tokenloom.text.tokenizer_parts import TokenizerParts
 
@@ -24,20 +25,20 @@ def parts_from_hf(source: TokenizerSource) -> TokenizerParts:
     """Builds the tokenizer that lies in the folder `source.path`. Raises ModelError where it cannot."""
     folder = source.path
     # The newer file first: where both name a token, tokenizer_config.json counts.
-    config = _read_json(folder / "special_tokens_map.json") | _read_json(folder / "tokenizer_config.json")
+    config = _read_if_there(folder / "special_tokens_map.json") | _read_if_there(folder / "tokenizer_config.json")
     vocabulary = read_vocabulary(folder, config)
     library = vocabulary.library
     _add_declared_tokens(library, config, folder)
     # A token that the config names as null does not exist.
     defaults = {name: text for name, text in vocabulary.named_tokens.items() if library.token_to_id(text) is not None}
-    named = {name: text for name in _NAMED_TOKENS if (text := _token_text((defaults | config).get(name))) is not None}
-    _mark_special(library, [*named.values(), *_extra_special_tokens(config)])
+    named = _named_tokens(defaults | config, folder)
+    _mark_special(library, [*named.values(), *_extra_special_tokens(config, folder)])
     bos = _token_id(library, named, "bos_token", folder)
     eos, eot = (_token_id(library, named, name, folder) for name in ("eos_token", "eot_token"))
     prefix, suffix = _surrounding_ids(library)
-    if config.get("add_bos_token", vocabulary.adds_bos) is True and bos is not None and bos not in prefix:
+    if _flag(config, "add_bos_token", folder, default=vocabulary.adds_bos) and bos is not None and bos not in prefix:
         prefix = (bos, *prefix)
-    if config.get("add_eos_token") is True and eos is not None and eos not in suffix:
+    if _flag(config, "add_eos_token", folder, default=False) and eos is not None and eos not in suffix:
         suffix = (*suffix, eos)
     return TokenizerParts(
         library=library,
@@ -51,30 +52,44 @@ def parts_from_hf(source: TokenizerSource) -> TokenizerParts:
     )
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ModelError(f"{path} is not valid JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise ModelError(f"{path} holds {type(value).__name__}; expected a JSON object")
-    return value
+def _read_if_there(path: Path) -> dict[str, Any]:
+    return read_json(path) if path.is_file() else {}
 
 
-def _token_text(value: object) -> str | None:
+def _refuse(folder: Path, key: str, expected: str, value: object) -> NoReturn:
+    raise ModelError(f"{folder}/tokenizer_config.json: {key} must be {expected}, got {reprlib.repr(value)}")
+
+
+def _flag(config: Mapping[str, Any], key: str, folder: Path, *, default: bool) -> bool:
+    value = config.get(key, default)
+    if not isinstance(value, bool | None):
+        _refuse(folder, key, "true or false", value)
+    return value is True
+
+
+def _token_text(value: object, key: str, folder: Path) -> str:
     """A token in these files is its string, or an object with the string under `content`."""
     text = value.get("content") if isinstance(value, Mapping) else value
-    return text if isinstance(text, str) and text else None
+    if not isinstance(text, str):
+        _refuse(folder, key, "a string, or an object with a string under 'content'", value)
+    return text
 
 
-def _extra_special_tokens(config: Mapping[str, Any]) -> list[str]:
-    values: list[object] = []
+def _named_tokens(config: Mapping[str, Any], folder: Path) -> dict[str, str]:
+    values = {name: config[name] for name in _NAMED_TOKENS if config.get(name) is not None}
+    texts = {name: _token_text(value, name, folder) for name, value in values.items()}
+    return {name: text for name, text in texts.items() if text}
+
+
+def _extra_special_tokens(config: Mapping[str, Any], folder: Path) -> list[str]:
+    texts: list[str] = []
     for key in ("additional_special_tokens", "extra_special_tokens"):  # the older and the newer name
-        entry = config.get(key) or []
-        values.extend(entry.values() if isinstance(entry, Mapping) else entry)
-    return [text for value in values if (text := _token_text(value)) is not None]
+        entry = config.get(key)
+        if not isinstance(entry, list | Mapping | None):
+            _refuse(folder, key, "a list of tokens, or an object with tokens as its values", entry)
+        values = entry.values() if isinstance(entry, Mapping) else entry or []
+        texts.extend(_token_text(value, f"each token of {key}", folder) for value in values)
+    return [text for text in texts if text]
 
 
 def _add_declared_tokens(library: Tokenizer, config: Mapping[str, Any], folder: Path) -> None:
@@ -102,9 +117,9 @@ def _declared_tokens(config: Mapping[str, Any], folder: Path) -> Iterator[tuple[
         declared = config.get(key) or {}
         for token_id, entry in declared.items():
             flags = {name: bool(entry[name]) for name in _TOKEN_FLAGS if name in entry}
-            yield path, int(token_id), AddedToken(str(entry["content"]), special=bool(entry.get("special")), **flags)
+            yield path, int(token_id), AddedToken(entry["content"], special=bool(entry.get("special")), **flags)
         path, key = folder / "added_tokens.json", "the file"
-        for content, token_id in ({} if declared else _read_json(path)).items():
+        for content, token_id in ({} if declared else _read_if_there(path)).items():
             yield path, int(token_id), AddedToken(content)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ModelError(f"{path}: {key} is not a table of tokens and ids: {error!r}") from error

@@ -12,6 +12,7 @@ from tokenizers import Tokenizer, normalizers
 from tokenizers.models import BPE
 
 from tokenloom.errors import ModelError
+from tokenloom.text.merge_check import fault_in_merges
 from tokenloom.text.pre_tokenizers import split_style
 from tokenloom.text.sentencepiece_file import read_sentencepiece
 from tokenloom.text.sentencepiece_vocabulary import SpacePrefix, matched_tokens
@@ -80,9 +81,11 @@ def _read_library(path: Path) -> Tokenizer:
         library = Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises nothing narrower
         raise ModelError(f"{path} cannot be read as a tokenizer: {error}") from error
-    # Settings of the training run: a prompt is never cut or padded in silence.
+    # Settings of the training run: a prompt is never cut, padded or split at random in silence.
     library.no_truncation()
     library.no_padding()
+    if isinstance(library.model, BPE):
+        library.model.dropout = None
     return library
 
 
@@ -121,7 +124,11 @@ def _from_merges(folder: Path, kind: str | None, config: Mapping[str, Any]) -> F
     style_name, named_tokens = _BYTE_LEVEL_CLASSES[kind]
     style = split_style(style_name)
     try:
-        library = Tokenizer(BPE.from_file(str(folder / "vocab.json"), str(folder / "merges.txt")))
+        vocabulary, merges = BPE.read_file(str(folder / "vocab.json"), str(folder / "merges.txt"))
+        fault = fault_in_merges(vocabulary, merges)
+        if fault is not None:
+            raise ValueError(fault)
+        library = Tokenizer(BPE(vocabulary, merges))
     except Exception as error:  # the library raises nothing narrower
         raise ModelError(f"{folder}: vocab.json and merges.txt do not make a tokenizer: {error}") from error
     library.pre_tokenizer = style.build()
@@ -153,7 +160,12 @@ def _text_form(library: Tokenizer, folder: Path) -> TextForm:
             step["type"] == "Strip" or (step["type"] == "Metaspace" and step["prepend_scheme"] != "never")
             for step in steps
         )
-        return TextForm(byte_level=False, byte_fallback="ByteFallback" in kinds, strip_leading_space=strips)
+        return TextForm(
+            byte_level=False,
+            byte_fallback="ByteFallback" in kinds,
+            strip_leading_space=strips,
+            strips_marks="Strip" not in kinds,
+        )
     raise ModelError(
         f"{folder}/tokenizer.json: the decoder {', '.join(sorted(kinds))} is not supported in this form; supported: "
         f"ByteLevel, Metaspace, and sequences of Replace {SPACE_MARK!r} by ' ', ByteFallback, Fuse, Strip of one ' ' "

@@ -76,8 +76,12 @@ class OutputProcessor:
         choice.num_tokens += len(output.token_ids)
         text = delta.text
         if output.finish_reason is not None:
-            text += choice.detokenizer.finish().text
+            end = choice.detokenizer.finish()
+            text += end.text
             del self._choices[output.request_id]
+            if end.stop is not None:
+                # Half a character was held back, and what stands for it completes a stop string.
+                output = replace(output, finish_reason=FinishReason.STOP, stop_reason=end.stop, error=None)
         return ChoiceDelta(text, output)
 
     def _stop(self, output: EngineOutput, text: str, stop: str, num_kept: int) -> ChoiceDelta:
@@ -90,6 +94,7 @@ class OutputProcessor:
             logprobs=output.logprobs[:num_kept],
             finish_reason=FinishReason.STOP,
             stop_reason=stop,
+            error=None,
             # A request that had ended by itself in this step cannot be truncated any more; its times stand.
             times=output.times if last is None else last.times,
         )

@@ -34,17 +34,26 @@ class TextForm:
         byte_level: each character of a token stands for one byte; otherwise tokens hold text with `▁` for a space.
         byte_fallback: tokens of the form `<0x0A>` stand for one byte (not used with `byte_level`).
         strip_leading_space: encoding puts a space before the text, so decoding takes one away at the very start.
+        strips_marks: what is taken away is every `▁` of the first token, never a space that stands in it as such.
         doubles_leading_space: the library would take the text's own leading space for the one that encoding puts there.
     """
 
     byte_level: bool
     byte_fallback: bool = False
     strip_leading_space: bool = False
+    strips_marks: bool = False
     doubles_leading_space: bool = False
 
     def prepared(self, text: str) -> str:
         """Returns `text`, which begins a sequence, as the library must get it."""
         return f" {text}" if self.doubles_leading_space and text.startswith((" ", SPACE_MARK)) else text
+
+    def first_bytes_of(self, token: str, *, is_added: bool) -> bytes:
+        """Returns the bytes of the token that begins a text. `is_added`: as in `bytes_of`."""
+        if self.strip_leading_space and self.strips_marks:
+            return self.bytes_of(token.replace(SPACE_MARK, ""), is_added=is_added)
+        data = self.bytes_of(token, is_added=is_added)
+        return data.removeprefix(b" ") if self.strip_leading_space else data
 
     def bytes_of(self, token: str, *, is_added: bool) -> bytes:
         """Returns the bytes of one token. `is_added`: the token was matched in the text as it stands."""

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import logging
+import operator
+import reprlib
 from collections.abc import Iterable
+from contextlib import suppress
 from functools import cached_property
-from typing import final
+from typing import SupportsIndex, final
 
 from tokenloom.checkpoint.tokenizer_source import TokenizerSource
 from tokenloom.errors import ModelError, RequestError
 from tokenloom.text.control_marks import ControlMarks
 from tokenloom.text.gguf_vocabulary import parts_from_gguf
 from tokenloom.text.hf_tokenizer_files import parts_from_hf
+from tokenloom.text.library_faults import library_faults_as
 from tokenloom.text.special_guard import SpecialGuard
 from tokenloom.text.tokenizer_parts import TokenizerParts
 
 __all__ = ["Tokenizer", "build_tokenizer"]
 
 _log = logging.getLogger(__name__)
+_CANNOT_ENCODE = "this model's tokenizer cannot encode the text"
 
 
 def build_tokenizer(source: TokenizerSource, vocab_size: int) -> Tokenizer:
@@ -30,7 +35,8 @@ def build_tokenizer(source: TokenizerSource, vocab_size: int) -> Tokenizer:
     Raises:
         ModelError: a file or key is missing, contradicts another one, or names a form that is not supported.
     """
-    parts = parts_from_gguf(source) if source.kind == "gguf" else parts_from_hf(source)
+    with library_faults_as(ModelError, f"{source.path}: the tokenizer is damaged, or of a kind that is not supported"):
+        parts = parts_from_gguf(source) if source.kind == "gguf" else parts_from_hf(source)
     num_tokens = parts.library.get_vocab_size(with_added_tokens=False)
     if num_tokens > vocab_size:
         raise ModelError(
@@ -51,7 +57,7 @@ class Tokenizer:
         special_token_ids: the control tokens, which `skip_special_tokens` leaves out of the text.
         named_tokens: `bos_token`, `eos_token`, ... with their strings, as chat templates know them.
         chat_template: the model's own template (Jinja source), or None.
-        strips_leading_space: decoding takes away one space at the start of a text, because encoding puts one there.
+        strips_leading_space: decoding takes away the space at the start of a text, because encoding puts one there.
     """
 
     def __init__(self, parts: TokenizerParts, vocab_size: int) -> None:
@@ -89,10 +95,12 @@ class Tokenizer:
             allow_special: control strings in the text (`<|im_end|>`, ...) become control tokens; False keeps them text.
 
         Raises:
-            RequestError: not a string, a lone surrogate, or a token that the model has no embedding for.
+            RequestError: not a string, a lone surrogate, a token that the model has no embedding for, or text that the
+                tokenizer cannot encode at all.
         """
         _check_text(text)
-        ids = self._encode_special(text) if allow_special else self.guard.encode(text)
+        with library_faults_as(RequestError, _CANNOT_ENCODE):
+            ids = self._encode_special(text) if allow_special else self.guard.encode(text)
         if add_special_tokens:
             if ids and self.bos_token_id is not None and self._prefix_ids[-1:] == [self.bos_token_id] == ids[:1]:
                 _log.warning(
@@ -106,7 +114,9 @@ class Tokenizer:
     def encode_marked(self, text: str, marks: ControlMarks) -> list[int]:
         """Encodes template output whose user text was broken by `marks`. Adds no special tokens."""
         _check_text(text)
-        return self._checked_ids(self.guard.encode_marked(text, marks))
+        with library_faults_as(RequestError, _CANNOT_ENCODE):
+            ids = self.guard.encode_marked(text, marks)
+        return self._checked_ids(ids)
 
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True, continues: bool = False) -> str:
         """Decodes `ids`; bytes that are not UTF-8 become U+FFFD.
@@ -118,18 +128,20 @@ class Tokenizer:
                 `decode(a + b) == decode(a) + decode(b, continues=has_text(a))`, if no character spans both.
 
         Raises:
-            RequestError: an id is out of range.
+            RequestError: something is no integer, or an id is out of range.
         """
         hidden = self.special_token_ids if skip_special_tokens else frozenset()
-        data = b"".join([self.token_bytes(token_id) for token_id in ids if token_id not in hidden])
-        if self.strips_leading_space and not continues:
-            data = data.removeprefix(b" ")
-        return data.decode("utf-8", errors="replace")
+        shown = [token_id for token_id in _integers(ids) if token_id not in hidden]
+        parts = [self.token_bytes(token_id) for token_id in shown]
+        first = None if continues else next((index for index, part in enumerate(parts) if part), None)
+        if first is not None:
+            parts[first] = self.first_token_bytes(shown[first])
+        return b"".join(parts).decode("utf-8", errors="replace")
 
     def has_text(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> bool:
         """Whether `ids` decode to any text. Looks no further than the first token that does."""
         hidden = self.special_token_ids if skip_special_tokens else frozenset()
-        return any(token_id not in hidden and self.token_bytes(token_id) for token_id in ids)
+        return any(token_id not in hidden and self.token_bytes(token_id) for token_id in map(_integer, ids))
 
     def token_bytes(self, token_id: int) -> bytes:
         """Returns the bytes that a token adds to the text: possibly part of a character, empty for a padded row."""
@@ -140,9 +152,13 @@ class Tokenizer:
             self._bytes_of[token_id] = data
         return data
 
+    def first_token_bytes(self, token_id: int) -> bytes:
+        """Returns the bytes that the first token with text adds: those of `token_bytes` without the leading space."""
+        return self._text_form.first_bytes_of(self.id_to_token(token_id), is_added=token_id in self._added_token_ids)
+
     def id_to_token(self, token_id: int) -> str:
         """Returns the token as the vocabulary writes it, empty for a padded row."""
-        if not 0 <= token_id < self.vocab_size:
+        if not 0 <= _integer(token_id) < self.vocab_size:
             raise RequestError(f"token id {token_id} is out of range; the model knows 0 to {self.vocab_size - 1}")
         return self._library.id_to_token(token_id) or ""
 
@@ -158,6 +174,22 @@ class Tokenizer:
                 f"embedding has only {self.vocab_size} rows; take it out of the text"
             )
         return ids
+
+
+def _integers(ids: Iterable[object]) -> list[int]:
+    if not isinstance(ids, Iterable):
+        raise RequestError(f"expected a list of token ids, got {type(ids).__name__}")
+    return [_integer(token_id) for token_id in ids]
+
+
+def _integer(token_id: object) -> int:
+    if type(token_id) is int:
+        return token_id
+    # Integers of other libraries are welcome; true and false are a mistake.
+    if isinstance(token_id, SupportsIndex) and not isinstance(token_id, bool):
+        with suppress(TypeError):
+            return operator.index(token_id)
+    raise RequestError(f"expected token ids as integers, got {reprlib.repr(token_id)}")
 
 
 def _check_text(text: object) -> None:

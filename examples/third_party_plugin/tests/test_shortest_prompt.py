@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import final
+from typing import ClassVar, final
 
 import pytest
 from tokenloom.interfaces.scheduler import SchedulerContext, SchedulerView
@@ -29,7 +29,7 @@ class TestShortestPromptThatHardlyAges(SchedulerSuite):
     """A token per second, of which a step of the suite takes one: the longest of its prompts still has its turn."""
 
     plugin = "shortest_prompt"
-    settings = {"ageing_tokens_per_s": 1.0}
+    settings: ClassVar = {"ageing_tokens_per_s": 1.0}
 
 
 @final

@@ -21,9 +21,16 @@ def tokenloom_plugins() -> list[PluginInfo]:
         ),
         PluginInfo(
             kind="cache",
+            name="contiguous",
+            config="tokenloom_cache.contiguous:ContiguousConfig",
+            contract=(1, 1),
+            summary="The classical baseline: one reserved run of the maximum length for each request.",
+        ),
+        PluginInfo(
+            kind="cache",
             name="hash",
             config="tokenloom_cache.hash:HashConfig",
-            contract=(1, 0),
+            contract=(1, 1),
             summary="Paged KV memory that finds equal prefixes again by a hash of each full block.",
             capabilities=Capabilities(flags=frozenset({"prefix_cache"})),
             sub_kinds={"cache.eviction": "lru"},
@@ -32,49 +39,48 @@ def tokenloom_plugins() -> list[PluginInfo]:
             kind="cache",
             name="radix",
             config="tokenloom_cache.radix:RadixConfig",
-            contract=(1, 0),
+            contract=(1, 1),
             summary="Paged KV memory that finds equal prefixes again in a radix tree, and evicts its leaves only.",
             capabilities=Capabilities(flags=frozenset({"prefix_cache"})),
             sub_kinds={"cache.eviction": "lru"},
         ),
-        PluginInfo(
-            kind="cache.eviction",
-            name="lru",
-            config="tokenloom_cache.lru:LruConfig",
-            contract=(1, 0),
-            summary="Evicts the block that was used least recently; of one sequence, its tail first.",
-            capabilities=Capabilities(flags=frozenset({"recency", "tail_first"})),
+        *_eviction_policies(),
+    ]
+
+
+def _eviction_policies() -> list[PluginInfo]:
+    return [
+        _eviction_policy(
+            "lru",
+            "tokenloom_cache.lru:LruConfig",
+            "Evicts the block that was used least recently; of one sequence, its tail first.",
+            "recency",
         ),
-        PluginInfo(
-            kind="cache.eviction",
-            name="fifo",
-            config="tokenloom_cache.fifo:FifoConfig",
-            contract=(1, 0),
-            summary="Evicts the block that was published first, however often it was used since.",
-            capabilities=Capabilities(flags=frozenset({"tail_first"})),
+        _eviction_policy(
+            "fifo",
+            "tokenloom_cache.fifo:FifoConfig",
+            "Evicts the block that was published first, however often it was used since.",
         ),
-        PluginInfo(
-            kind="cache.eviction",
-            name="lfu",
-            config="tokenloom_cache.lfu:LfuConfig",
-            contract=(1, 0),
-            summary="Evicts the block that was used least often; with a half-life, old uses count less.",
-            capabilities=Capabilities(flags=frozenset({"tail_first"})),
+        _eviction_policy(
+            "lfu",
+            "tokenloom_cache.lfu:LfuConfig",
+            "Evicts the block that was used least often; with a half-life, old uses count less.",
         ),
-        PluginInfo(
-            kind="cache.eviction",
-            name="slru",
-            config="tokenloom_cache.slru:SlruConfig",
-            contract=(1, 0),
-            summary="Evicts blocks that were used only once before those that were found again, each by last use.",
-            capabilities=Capabilities(flags=frozenset({"recency", "tail_first"})),
+        _eviction_policy(
+            "slru",
+            "tokenloom_cache.slru:SlruConfig",
+            "Evicts blocks that were used only once before those that were found again, each by last use.",
+            "recency",
         ),
-        PluginInfo(
-            kind="cache.eviction",
-            name="priority_ttl",
-            config="tokenloom_cache.priority_ttl:PriorityTtlConfig",
-            contract=(1, 0),
-            summary="Evicts by the retention priority that requests ask for until it expires, then by last use.",
-            capabilities=Capabilities(flags=frozenset({"retention", "tail_first"})),
+        _eviction_policy(
+            "priority_ttl",
+            "tokenloom_cache.priority_ttl:PriorityTtlConfig",
+            "Evicts by the retention priority that requests ask for until it expires, then by last use.",
+            "retention",
         ),
     ]
+
+
+def _eviction_policy(name: str, config: str, summary: str, *flags: str) -> PluginInfo:
+    abilities = Capabilities(flags=frozenset({"tail_first", *flags}))
+    return PluginInfo("cache.eviction", name, config, (1, 0), summary, capabilities=abilities)

@@ -24,24 +24,32 @@ __all__ = ["HashCache", "HashConfig"]
 class HashConfig(CacheConfig):
     """Settings of the hash cache."""
 
+    share_in_flight: bool = Field(
+        default=True, description="Let requests wait for a block that another one is computing, if they need it next."
+    )
     eviction: PluginChoice = Field(description="Which unreferenced block to evict first.")
 
     def build(self, context: CacheContext) -> PrefixCache:
-        return HashCache(self.eviction.build(context))
+        return HashCache(self.eviction.build(context), shares_in_flight=self.share_in_flight)
 
 
 @final
 class HashCache(PrefixCache):
     """Every operation is O(1) per block. Any unreferenced block may go: those behind it are then merely unreachable."""
 
-    def __init__(self, policy: EvictionPolicy) -> None:
+    def __init__(self, policy: EvictionPolicy, *, shares_in_flight: bool = True) -> None:
         self._policy = policy
+        self._shares_in_flight = shares_in_flight
         self._block_of: dict[BlockKey, int] = {}
         self._key_of: dict[int, BlockKey] = {}
 
     @property
     def stores_prefixes(self) -> bool:
         return True
+
+    @property
+    def shares_in_flight(self) -> bool:
+        return self._shares_in_flight
 
     def match(self, keys: Sequence[BlockKey], window_blocks: int | None = None) -> list[int]:
         block_ids: list[int] = []

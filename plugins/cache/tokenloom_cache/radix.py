@@ -42,10 +42,13 @@ __all__ = ["RadixCache", "RadixConfig"]
 class RadixConfig(CacheConfig):
     """Settings of the radix cache."""
 
+    share_in_flight: bool = Field(
+        default=True, description="Let requests wait for a block that another one is computing, if they need it next."
+    )
     eviction: PluginChoice = Field(description="Which of the unreferenced tails to evict first.")
 
     def build(self, context: CacheContext) -> PrefixCache:
-        return RadixCache(self.eviction.build(context))
+        return RadixCache(self.eviction.build(context), shares_in_flight=self.share_in_flight)
 
 
 @final
@@ -57,7 +60,8 @@ class RadixCache(PrefixCache):
     it), waiting for that one would keep it for as long as the request runs; there it may go.
     """
 
-    def __init__(self, policy: EvictionPolicy) -> None:
+    def __init__(self, policy: EvictionPolicy, *, shares_in_flight: bool = True) -> None:
+        self._shares_in_flight = shares_in_flight
         self._tree = RadixTree()
         self._idle = _IdleBlocks(self._tree)
         self._policy = _HoldWatch(policy, self._idle)
@@ -65,6 +69,10 @@ class RadixCache(PrefixCache):
     @property
     def stores_prefixes(self) -> bool:
         return True
+
+    @property
+    def shares_in_flight(self) -> bool:
+        return self._shares_in_flight
 
     def match(self, keys: Sequence[BlockKey], window_blocks: int | None = None) -> list[int]:
         if window_blocks is None:

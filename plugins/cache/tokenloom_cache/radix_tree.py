@@ -61,6 +61,13 @@ class _Node:
 
     def drop_front(self, count: int) -> None:
         self.start += count
+        self._tidy()
+
+    def drop_back(self, count: int) -> None:
+        del self.keys[-count:], self.block_ids[-count:]
+        self._tidy()
+
+    def _tidy(self) -> None:
         num_dropped = self.start - self.origin
         if 2 * num_dropped > len(self.keys):
             del self.keys[:num_dropped], self.block_ids[:num_dropped]
@@ -171,8 +178,7 @@ class RadixTree:
         node = self._node_of.pop(block_id)
         key = node.keys[index - node.origin]
         if index == node.end - 1:
-            node.keys.pop()
-            node.block_ids.pop()
+            node.drop_back(1)
             if node.start == node.end:
                 self._count_behind(node.parent_key, -1)
         else:
@@ -208,7 +214,7 @@ class RadixTree:
             node.drop_front(at - first)
         else:
             part = _Node(parent_key, index, index, node.keys[at:], node.block_ids[at:])
-            del node.keys[at:], node.block_ids[at:]
+            node.drop_back(len(part.keys))
         self._node_of.update(dict.fromkeys(part.block_ids, part))
         self._count_behind(parent_key, 1)
 

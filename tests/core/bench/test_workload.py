@@ -54,10 +54,19 @@ def test_percentiles_interpolate_linearly() -> None:
     assert found["mean"] == 2.5
     assert found["p50"] == 2.5
     assert found["p99"] == pytest.approx(float(np.percentile(values, 99)))
+    assert found["max"] == 4.0
 
 
 def test_percentiles_of_nothing_are_none() -> None:
-    assert percentiles([]) == {"count": 0, "mean": None, "p50": None, "p90": None, "p95": None, "p99": None}
+    assert percentiles([]) == {
+        "count": 0,
+        "mean": None,
+        "p50": None,
+        "p90": None,
+        "p95": None,
+        "p99": None,
+        "max": None,
+    }
 
 
 def test_inter_token_latency_counts_gaps_between_chunks() -> None:

@@ -58,11 +58,39 @@ def test_a_plugin_shows_package_and_its_own_keys(run_cli: RunCli) -> None:
 def test_a_kind_that_requests_choose_says_how(run_cli: RunCli) -> None:
     code, out, _ = run_cli("explain", "logits_processor")
     assert code == 0
-    for part in ("Choose with logits_processors={NAME:{...}} beside the sampling keys.", "no_repeat_ngram", "size"):
+    for part in (
+        "Choose with logits_processors={NAME:{SETTING:VALUE}} beside the sampling keys.",
+        "no_repeat_ngram",
+        "size",
+    ):
         assert part in out
     code, out, _ = run_cli("explain", "logits_processor=no_repeat_ngram")
     assert code == 0
-    assert "logits_processor.include_prompt" in out
+    assert "include_prompt" in out
+    assert "written       logits_processors={no_repeat_ngram:{size:...}}" in out
+
+
+@pytest.mark.parametrize("word", ["size", "logits_processor.size"])
+def test_a_setting_of_what_requests_choose_is_shown_as_one_writes_it(run_cli: RunCli, word: str) -> None:
+    code, out, _ = run_cli("explain", word)
+    assert code == 0
+    assert out.splitlines()[0] == "size"
+    assert "written    logits_processors={no_repeat_ngram:{size:...}}" in out
+
+
+@pytest.mark.parametrize("word", ["logits_processor", "logits_processor=no_repeat_ngram"])
+def test_no_key_is_listed_that_can_be_written_nowhere(run_cli: RunCli, word: str) -> None:
+    out = run_cli("explain", word)[1]
+    assert "logits_processor.size" not in out
+    assert any(line.split()[:1] == ["size"] for line in out.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("key", "expected"),
+    [("logit_bias", "mapping from whole number to number"), ("stop_token_ids", "list of whole number")],
+)
+def test_types_of_sampling_keys_are_words(run_cli: RunCli, key: str, expected: str) -> None:
+    assert f"type       {expected}\n" in run_cli("explain", key)[1]
 
 
 def test_presets_are_listed(run_cli: RunCli) -> None:

@@ -60,6 +60,9 @@ def test_export_replaces_a_model_only_by_force(run_cli: RunCli, model: Path, tmp
         (("a", "dtyp=float32"), "Did you mean 'dtype'?"),
         (("a", "dtype=int8"), "dtype"),
         (("a", "max_shard_gb=0"), "max_shard_gb"),
+        (("a", "max_shard_gb=inf"), "max_shard_gb"),
+        (("a", "max_shard_gb=nan"), "max_shard_gb"),
+        (("a", "max_shard_gb=1e308"), "max_shard_gb"),
         (("a", "model=hff:x"), "unknown scheme"),
         (("absent/a",), "make it first"),
     ],
@@ -72,6 +75,19 @@ def test_export_refuses_what_makes_no_sense(
     assert (code, out) == (2, "")
     assert expected in err
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("option", [(), ("--force",)])
+def test_export_advises_no_option_that_would_be_refused_too(
+    run_cli: RunCli, model: Path, tmp_path: Path, option: tuple[str, ...]
+) -> None:
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "notes.txt").write_text("mine")
+    for target, expected in ((tmp_path / "notes", "holds no model"), (model, "holds the model that is to be exported")):
+        code, _, err = run_cli("export", f"model={model}", str(target), *option)
+        assert code == 2
+        assert expected in err
+        assert "--force" not in err
 
 
 def test_export_explains_its_keys(run_cli: RunCli) -> None:

@@ -35,6 +35,25 @@ def test_every_command_has_help(run_cli: RunCli) -> None:
         assert out.startswith(f"Usage: tokenloom {name}")
 
 
+def all_groups() -> list[tuple[str, ...]]:
+    """Words of every command that has commands of its own."""
+    found: list[tuple[str, ...]] = [()]
+    waiting = [((name,), load_target(command.target)) for name, command in COMMANDS.items()]
+    while waiting:
+        words, command = waiting.pop()
+        if isinstance(command, click.Group):
+            found.append(words)
+            waiting += [((*words, name), part) for name, part in command.commands.items()]
+    return found
+
+
+@pytest.mark.parametrize("words", all_groups(), ids=" ".join)
+def test_lists_of_commands_cut_no_summary(run_cli: RunCli, words: tuple[str, ...]) -> None:
+    code, out, _ = run_cli(*words, "--help")
+    assert code == 0
+    assert [line for line in out.partition("Commands:")[2].splitlines() if line.endswith("...")] == []
+
+
 def test_every_command_of_the_table_exists() -> None:
     for name, command in COMMANDS.items():
         found = load_target(command.target)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -12,9 +13,13 @@ from pathlib import Path
 import pytest
 
 from tests.tiny_model import write_tiny_llama
-from tokenloom.cli.plugin_package import TEMPLATED_KINDS, write_plugin_package
+from tokenloom.cli.config_arguments import split_words
+from tokenloom.cli.plugin_package import TEMPLATED_KINDS, usage, write_plugin_package
+from tokenloom.cli.sampling_settings import SamplingSettings
+from tokenloom.compose import compose_config
 from tokenloom.errors import ConfigError
-from tokenloom.interfaces.contract import CONTRACT_VERSIONS, KINDS, REQUEST_KINDS
+from tokenloom.interfaces.contract import CONTRACT_VERSIONS, KINDS, REQUEST_KINDS, SUB_KINDS
+from tokenloom.plugins import default_registry
 
 RunCli = Callable[..., tuple[int, str, str]]
 
@@ -83,6 +88,17 @@ def test_new_plugin_writes_the_package_and_says_what_comes_next(run_cli: RunCli,
     assert f"pip install -e '{folder}[dev]'" in out
     assert "tokenloom explain cache.eviction=oldest" in out
     assert "tokenloom config cache=hash cache.eviction=oldest" in (folder / "README.md").read_text()
+
+
+@pytest.mark.parametrize("kind", TEMPLATED_KINDS)
+def test_the_printed_command_composes(run_cli: RunCli, tmp_path: Path, kind: str) -> None:
+    code, out, _ = run_cli("new", "plugin", kind, "brand_new", "--output", str(tmp_path))
+    assert code == 0
+    (line,) = [line for line in out.splitlines() if "tokenloom generate" in line]
+    known = default_registry().names(kind)[-1]  # a package that is not installed cannot be composed
+    _, overrides = split_words(shlex.split(line.replace("brand_new", known)))
+    composed = compose_config(overrides, command=SamplingSettings)
+    assert known in str(composed.to_dict())
 
 
 def test_a_plugin_that_requests_choose_gets_no_config_group(run_cli: RunCli, tmp_path: Path) -> None:
@@ -191,12 +207,7 @@ for plugin in registry.plugins():
 def test_generated_plugins_give_the_plain_models_tokens(site: Path, tmp_path: Path) -> None:
     model = write_tiny_llama(tmp_path / "model", with_tokenizer=True)
     chosen = [f"{kind}={name}" for kind, name in names().items() if kind in KINDS]
-    parts = {
-        "scheduler.victim": "scheduler=fcfs",
-        "cache.eviction": "cache=hash",
-        "spec_decode.policy": "spec_decode=ngram",
-    }
-    choices = ["cache=none", *chosen, *(f"{parent} {kind}={names()[kind]}" for kind, parent in parts.items())]
+    choices = ["cache=none", *chosen, *(usage(kind, names()[kind]) for kind in SUB_KINDS)]
     choices.append(
         " ".join([*chosen, *(f"{kind}={names()[kind]}" for kind in ("cache.eviction", "spec_decode.policy"))])
     )

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import yaml
 from pydantic import BaseModel, ConfigDict, Field
 
 from tokenloom.compose import compose_config
@@ -96,11 +95,6 @@ def test_every_leaf_of_the_values_has_a_source() -> None:
         return found
 
     assert set(composed.sources) == leaves(composed.to_dict())
-
-
-def test_to_yaml_holds_the_same_values() -> None:
-    composed = compose_config(["cache=none"])
-    assert yaml.safe_load(composed.to_yaml()) == composed.to_dict()
 
 
 def test_an_option_of_ones_own_is_a_variant_of_a_registered_plugin(config_dir: WriteConfigDir) -> None:

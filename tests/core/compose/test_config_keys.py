@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import pytest
 from pydantic import BaseModel, Field
 
-from tokenloom.compose.config_keys import describe_field, document_model, misreads_bool, near_keys, takes_text
+from tokenloom.compose.config_keys import describe_field, document_model, near_keys, takes_text
 from tokenloom.interfaces.contract import PluginChoice
+from tokenloom.settings_validation import misreads_bool
 
 
 class Sample(BaseModel, arbitrary_types_allowed=True):
@@ -22,6 +24,10 @@ class Sample(BaseModel, arbitrary_types_allowed=True):
     names: list[str] = []
     pairs: tuple[int, ...] = ()
     path: Path | None = None
+    table: dict[int, float] = {}
+    nested_table: Mapping[str, dict[str, Any]] | None = None
+    bare: dict = {}  # type: ignore[type-arg]
+    sequence: Sequence[int] = ()
     must: int
     part: PluginChoice | None = None
     nested: PluginChoice
@@ -37,7 +43,11 @@ class Sample(BaseModel, arbitrary_types_allowed=True):
         ("is_on", "true or false"),
         ("names", "list of text"),
         ("pairs", "list of whole number"),
-        ("path", "Path or null"),
+        ("path", "path or null"),
+        ("table", "mapping from whole number to number"),
+        ("nested_table", "mapping from text to mapping from text to any value or null"),
+        ("bare", "mapping"),
+        ("sequence", "list of whole number"),
     ],
 )
 def test_describe_field_puts_the_type_in_words(name: str, text: str) -> None:

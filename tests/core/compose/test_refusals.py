@@ -19,7 +19,7 @@ WriteConfigDir = Callable[[dict[str, str]], Path]
         ("attention=nope", ["attention=nope", "torch_sdpa"]),
         ("attention=torch_sdp", ["Did you mean 'torch_sdpa'?"]),
         ("experiment=latnecy", ["debug, latency", "Did you mean 'latency'?"]),
-        ("cache.eviction=lruu", ["cache.eviction=lruu", "Did you mean 'lru'?"]),
+        ("cache.eviction=lruu", ["cache.eviction=lruu", "Did you mean 'lru' or 'slru'?"]),
         ("cache.name=none", ["write cache=none"]),
         ("cache.eviction.name=lru", ["write cache.eviction=lru"]),
         ("cache={name: none}", ["write cache=none"]),
@@ -142,7 +142,9 @@ def test_a_mandatory_value_that_is_not_given_is_refused(config_dir: WriteConfigD
 
 def test_an_option_file_without_a_name_is_refused(config_dir: WriteConfigDir) -> None:
     folder = config_dir({"cache/nameless.yaml": "block_size: 8\n"})
-    with pytest.raises(ConfigError, match=r"cache: must be a block whose 'name' is one of hash, none"):
+    with pytest.raises(
+        ConfigError, match=r"cache: must be a block whose 'name' is one of contiguous, hash, none, radix"
+    ):
         compose_config(["cache=nameless"], config_dir=folder)
 
 

@@ -12,10 +12,10 @@ from tokenloom.compose import compose_config
 from tokenloom.errors import ConfigError, ContractVersionError, PluginError
 from tokenloom.plugins import Registry
 
-SJF_YAML = "defaults:\n  - victim: last_in\n  - _self_\nname: sjf\nmax_num_seqs: 5\n"
+LIFO_YAML = "defaults:\n  - victim: last_in\n  - _self_\nname: lifo\nmax_num_seqs: 5\n"
 
 
-def parent_source(module: str, name: str = "sjf", conf: bool = True) -> str:
+def parent_source(module: str, name: str = "lifo", conf: bool = True) -> str:
     declared = (
         f'PluginInfo("scheduler", "{name}", "{module}:Parent", (1, 0), "", sub_kinds={{"scheduler.victim": "last_in"}})'
     )
@@ -23,18 +23,18 @@ def parent_source(module: str, name: str = "sjf", conf: bool = True) -> str:
 
 
 def test_a_third_party_name_works_in_the_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    conf = {"scheduler/sjf.yaml": SJF_YAML, "experiment/short.yaml": "# @package _global_\nengine:\n  seed: 4\n"}
-    install_package(tmp_path, monkeypatch, "tp_sjf", parent_source("tp_sjf"), conf=conf)
-    composed = compose_config(["scheduler=sjf", "experiment=short"], registry=Registry.discover())
-    assert composed.engine.scheduler.name == "sjf"
+    conf = {"scheduler/lifo.yaml": LIFO_YAML, "experiment/short.yaml": "# @package _global_\nengine:\n  seed: 4\n"}
+    install_package(tmp_path, monkeypatch, "tp_lifo", parent_source("tp_lifo"), conf=conf)
+    composed = compose_config(["scheduler=lifo", "experiment=short"], registry=Registry.discover())
+    assert composed.engine.scheduler.name == "lifo"
     assert composed.to_dict()["scheduler"] == {
-        "name": "sjf",
+        "name": "lifo",
         "max_num_seqs": 5,
         "max_num_batched_tokens": 2048,
         "victim": {"name": "last_in"},
     }
-    assert composed.sources["scheduler.max_num_seqs"] == "tp-sjf:scheduler/sjf.yaml"
-    assert composed.sources["engine.seed"] == "tp-sjf:experiment/short.yaml"
+    assert composed.sources["scheduler.max_num_seqs"] == "tp-lifo:scheduler/lifo.yaml"
+    assert composed.sources["engine.seed"] == "tp-lifo:experiment/short.yaml"
     assert composed.sources["scheduler.max_num_batched_tokens"] == "default"
 
 
@@ -58,7 +58,7 @@ def test_a_plugin_without_its_yaml_is_explained(tmp_path: Path, monkeypatch: pyt
 def test_a_yaml_without_its_plugin_is_explained(tmp_path: Path) -> None:
     (tmp_path / "scheduler").mkdir()
     (tmp_path / "scheduler" / "ghost.yaml").write_text("name: ghost\n")
-    with pytest.raises(ConfigError, match=r"scheduler=ghost: no such scheduler; choose one of fcfs"):
+    with pytest.raises(ConfigError, match=r"scheduler=ghost: no such scheduler; choose one of deadline, .*fcfs"):
         compose_config(["scheduler=ghost"], config_dir=tmp_path)
 
 
@@ -98,7 +98,7 @@ def test_another_contract_version_stops_only_runs_that_name_it(tmp_path: Path, m
     install_package(tmp_path, monkeypatch, "tp_future", source, conf={"scheduler/future.yaml": "name: future\n"})
     registry = Registry.discover()
     assert compose_config(registry=registry).engine.scheduler.name == "fcfs"
-    with pytest.raises(ContractVersionError, match=r"scheduler=future .*contract 9\.0, this core speaks 1\.0"):
+    with pytest.raises(ContractVersionError, match=r"scheduler=future .*contract 9\.0, this core speaks 1\.1"):
         compose_config(["scheduler=future"], registry=registry)
 
 

@@ -1,7 +1,7 @@
 """A KVManager beside a dict model of it, moved in step. Every operation asserts that both agree.
 
 The model keys blocks by the tokens themselves, so that a hit on the wrong content cannot go unseen, and knows which
-block must be evicted next. Import it as `from tests.core.kv.modelled_kv import LAYOUTS, ModelledKV`.
+block must be evicted next. Import it as `from tests.core.kv.modelled_kv import ModelledKV`.
 """
 
 from __future__ import annotations
@@ -13,28 +13,18 @@ from typing import final
 from tokenloom.batch import BlockTableUpdate
 from tokenloom.clock import VirtualClock
 from tokenloom.interfaces.cache import CacheContext
-from tokenloom.interfaces.executor import KVGroupSpec
 from tokenloom.kv.block_pool import BlockState
 from tokenloom.kv.manager import KVManager, PrefixMatch
 from tokenloom.request import Request
+from tokenloom.testing.cache_driver import LAYOUTS
 from tokenloom.testing.engine_harness import build_prefix_cache
-from tokenloom.testing.stub_model import full_group, stub_request
+from tokenloom.testing.stub_model import stub_request
 
-__all__ = ["LAYOUTS", "ModelledKV"]
+__all__ = ["ModelledKV"]
 
 BLOCK = 2
 Key = tuple[int, str, tuple[int, ...]]
 """(group, salt, all tokens that the block's content depends on)."""
-
-LAYOUTS: dict[str, tuple[tuple[int, ...], tuple[KVGroupSpec, ...]]] = {
-    "full": ((8,), (full_group(),)),
-    "window": ((8,), (full_group(0, window=3),)),
-    "narrow_window": ((8,), (full_group(0, window=1), full_group(1, window=4))),
-    "shared_pool": ((12,), (full_group(), full_group(1, window=4))),
-    "own_pools": ((8, 6), (full_group(), full_group(1, window=3, pool_id=1))),
-    "drafter": ((12,), (full_group(), full_group(1, lookahead=1, is_drafter=True))),
-    "far_drafter": ((8, 9), (full_group(), full_group(1, lookahead=3, pool_id=1))),
-}
 
 
 @dataclass
@@ -264,4 +254,4 @@ class ModelledKV:
             if model.tables is not None:
                 assert [list(table) for table in self.kv.tables(name)] == model.tables
         assert set(self.kv._tables) == {name for name, model in self.live.items() if model.tables is not None}
-        assert set(self.kv._keys) <= set(self.live)
+        assert set(self.kv._keys._keys) <= set(self.live)

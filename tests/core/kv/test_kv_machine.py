@@ -9,7 +9,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from tests.core.kv.modelled_kv import LAYOUTS, ModelledKV
+from tests.core.kv.modelled_kv import ModelledKV
+from tokenloom.testing.cache_driver import LAYOUTS
 
 PICK = st.integers(0, 4)
 

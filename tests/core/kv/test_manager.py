@@ -69,7 +69,7 @@ def hit(kv: KVManager, tokens: Sequence[int], **fields: Any) -> int:
 def evict(kv: KVManager, tokens: Sequence[int], index: int, group: int = 0) -> None:
     """Evicts one cached block of a sequence, whatever its turn."""
     pool = kv.pools[kv.pool_of_group[group]]
-    key = kv._group_keys(stub_request("evicted", tokens), group, index + 1)[index]
+    key = kv._keys.first(stub_request("evicted", tokens), group, index + 1)[index]
     kv.release(stub_request("evicted", tokens), is_final=True)
     (block_id,) = pool.cache.match([key])
     pool._forget(block_id)
@@ -139,9 +139,9 @@ def test_salt_root_and_group_isolate() -> None:
     assert hit(kv, range(9)) == 0
     request = stub_request("probe", range(9))
     other = manager(block_root=b"other weights")
-    assert kv._group_keys(request, 0, 2) != other._group_keys(request, 0, 2)
+    assert kv._keys.first(request, 0, 2) != other._keys.first(request, 0, 2)
     two = manager(groups=(full_group(), full_group(1)))
-    assert two._group_keys(request, 0, 2) != two._group_keys(request, 1, 2)
+    assert two._keys.first(request, 0, 2) != two._keys.first(request, 1, 2)
 
 
 def test_prompts_made_to_collide_find_nothing() -> None:

@@ -239,7 +239,7 @@ def test_nothing_is_written_over_without_being_asked(tmp_path: Path) -> None:
     target.mkdir()
     export_folder(open_checkpoint(path), target)  # an empty folder is as good as none
     before = {file.name: file.read_bytes() for file in target.iterdir()}
-    assert "is not empty" in refusal(path, target)
+    assert "replace the model in it with --force" in refusal(path, target)
     (target / "model-00001-of-00002.safetensors").write_bytes(b"of an older export")
     export_folder(open_checkpoint(path), target, ExportOptions(is_replacing=True))
     assert {file.name: file.read_bytes() for file in target.iterdir()} == before
@@ -249,8 +249,55 @@ def test_folder_that_holds_no_model_is_never_replaced(tmp_path: Path) -> None:
     path, target = make_gguf(tmp_path), tmp_path / "out"
     target.mkdir()
     (target / "thesis.txt").write_text("all of it")
-    assert "holds no model that could be replaced" in refusal(path, target, is_replacing=True)
+    assert "holds no model that could be replaced: 'thesis.txt' is no file" in refusal(path, target, is_replacing=True)
     assert (target / "thesis.txt").read_text() == "all of it"
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"thesis.txt": "all of it"}, "'thesis.txt' is no file of a model's folder"),
+        ({"model.py": ""}, "'model.py' is no file"),
+        ({".git/HEAD": ""}, "'.git' is no file"),
+        ({"src/main.c": ""}, "'src' is no file"),
+        ({"model-1.safetensors": ""}, "'model-1.safetensors' is no file"),
+        ({"tokenizer.json": None, "tokenizer.json/a": ""}, "'tokenizer.json' is no file"),
+        ({"config.json": None}, "it has no config.json"),
+        ({"config.json": '{"port": 80}'}, "its config.json has no 'model_type'"),
+        ({"config.json": '{"model_type": 3}'}, "its config.json has no 'model_type'"),
+        ({"config.json": "[]"}, "must hold a JSON object"),
+        ({"config.json": "{"}, "cannot read"),
+        ({"model.safetensors": None}, "it has no weights"),
+    ],
+)
+def test_only_a_folder_that_is_all_model_is_replaced(
+    tmp_path: Path, changes: dict[str, str | None], expected: str
+) -> None:
+    """config.json is a common name: of a program, a web site, a repository that has a model among other things."""
+    path, target = make_gguf(tmp_path), write_folder(tmp_path / "out")
+    for name, content in changes.items():
+        file = target / name
+        if content is None:
+            file.unlink()
+        else:
+            file.parent.mkdir(exist_ok=True)
+            file.write_text(content)
+    before = {file: file.read_bytes() for file in target.rglob("*") if file.is_file()}
+    message = refusal(path, target, is_replacing=True)
+    assert "holds no model that could be replaced" in message
+    assert expected in message
+    assert {file: file.read_bytes() for file in target.rglob("*") if file.is_file()} == before
+
+
+def test_what_is_put_into_the_folder_meanwhile_is_not_lost(tmp_path: Path) -> None:
+    path, target = make_gguf(tmp_path), write_folder(tmp_path / "out")
+
+    def put(stage: str, done: int, total: int) -> None:
+        (target / "notes.txt").write_text("new")
+
+    with pytest.raises(ModelError, match=r"'notes\.txt' is no file of a model's folder"):
+        export_folder(open_checkpoint(path), target, ExportOptions(is_replacing=True), put)
+    assert (target / "notes.txt").read_text() == "new"
 
 
 def test_model_is_never_exported_over_itself(tmp_path: Path) -> None:
@@ -299,6 +346,47 @@ def test_failure_while_taking_its_place_restores_the_old_folder(
     monkeypatch.setattr(Path, "rename", failing)
     assert "No space left" in refusal(path, target, is_replacing=True)
     assert {file.name: file.read_bytes() for file in target.iterdir()} == before
+
+
+@pytest.mark.parametrize("moved", ["out", "new"])
+def test_interrupt_while_taking_its_place_loses_no_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moved: str
+) -> None:
+    """Right behind either move: between the two, no folder has the name."""
+    path, target = make_gguf(tmp_path), write_folder(tmp_path / "out")
+    old = {file.name: file.read_bytes() for file in target.iterdir()}
+    real = Path.rename
+
+    def interrupted(self: Path, other: Path) -> Path:
+        result = real(self, other)
+        if self.name == moved:
+            raise KeyboardInterrupt
+        return result
+
+    monkeypatch.setattr(Path, "rename", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        export_folder(open_checkpoint(path), target, ExportOptions(is_replacing=True))
+    found = {file.name: file.read_bytes() for file in target.iterdir()}
+    assert (found == old) is (moved == "out")
+    assert open_checkpoint(target).tensor_names()
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["hf", "m.gguf", "out"], "and nothing is left behind"
+
+
+def test_model_that_cannot_be_moved_back_is_kept_and_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, target = make_gguf(tmp_path), write_folder(tmp_path / "out")
+    old = {file.name: file.read_bytes() for file in target.iterdir()}
+    real = Path.rename
+
+    def failing(self: Path, other: Path) -> Path:
+        if self.name == "new" or self.name.endswith("-old"):
+            raise OSError(5, "Input/output error")
+        return real(self, other)
+
+    monkeypatch.setattr(Path, "rename", failing)
+    message = refusal(path, target, is_replacing=True)
+    (kept,) = tmp_path.glob(".out-*-old")
+    assert f"its former content lies in {kept}" in message
+    assert {file.name: file.read_bytes() for file in kept.iterdir()} == old
 
 
 def test_progress_counts_every_tensor(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ import pytest
 import torch
 from gguf.quants import dequantize as oracle
 
+from tokenloom.checkpoint.end_tokens import END_TOKEN_TEXTS
+from tokenloom.checkpoint.fields import Fields
 from tokenloom.errors import ModelError
 from tokenloom.loader.gguf_checkpoint import GGUFCheckpoint
 from tokenloom.loader.weights_digest import DigestRecord, file_sha256
@@ -131,6 +134,48 @@ def test_config_follows_the_metadata(tmp_path: Path, tiny: Any) -> None:
     assert config.dtype == "float32"
 
 
+@pytest.mark.parametrize("text", sorted(END_TOKEN_TEXTS))
+@pytest.mark.parametrize("kind", [3, 4])
+def test_token_that_ends_a_turn_is_found_by_its_text(
+    tmp_path: Path, tiny: Any, text: str, kind: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tiny.write_gguf(tmp_path / "m.gguf", tiny.weights(), tiny.gguf_options(metadata=token_as(text, kind)))
+    with caplog.at_level(logging.INFO, "tokenloom"):
+        assert GGUFCheckpoint(path).config.eos_token_ids == (2, 9)
+    assert f"by their text, {text!r} end a reply as well" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "more"),
+    [
+        ("<|end|>", 1, {}),  # ordinary text
+        ("<|start|>", 3, {}),
+        ("<|end|>", 3, {"tokenizer.ggml.eot_token_id": 2}),  # the file says which one it is
+        ("<|end|>", 3, {"tokenizer.ggml.eos_token_id": 9, "tokenizer.ggml.eot_token_id": None}),
+    ],
+)
+def test_other_tokens_end_nothing(tmp_path: Path, tiny: Any, text: str, kind: int, more: dict[str, Any]) -> None:
+    options = tiny.gguf_options(metadata={**token_as(text, kind), **more})
+    config = GGUFCheckpoint(tiny.write_gguf(tmp_path / "m.gguf", tiny.weights(), options)).config
+    assert config.eos_token_ids == (more.get("tokenizer.ggml.eos_token_id", 2),)
+
+
+def token_as(text: str, kind: int) -> dict[str, Any]:
+    """Token 9 of the tiny file with another text and type."""
+    tokens = [f"token {index}" for index in range(160)]
+    types = [1] * 160
+    tokens[9], types[9] = text, kind
+    return {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": types}
+
+
+@pytest.mark.parametrize("key", ["attention.head_count", "attention.head_count_kv", "feed_forward_length"])
+@pytest.mark.parametrize("value", [["a"], [4.0], [{}], [["a"]], []])
+def test_sizes_of_layers_that_are_no_integers_are_refused(tmp_path: Path, tiny: Any, key: str, value: Any) -> None:
+    with pytest.raises(ModelError, match="must be an integer, or one for each layer"):
+        Fields({key: value}, tmp_path).uniform_integer(key)
+    assert Fields({key: [4, 4]}, tmp_path).uniform_integer(key) == 4
+
+
 def test_config_defaults_where_metadata_is_absent(tmp_path: Path, tiny: Any) -> None:
     absent = dict.fromkeys(
         ("llama.vocab_size", "llama.rope.freq_base", "llama.rope.dimension_count", "tokenizer.ggml.bos_token_id")
@@ -180,6 +225,7 @@ def test_linear_rope_scaling_is_read(tmp_path: Path, tiny: Any) -> None:
         ({"llama.block_count": "two"}, "'llama.block_count' must be an integer"),
         ({"llama.attention.head_count_kv": 3}, "num_heads must be a multiple of num_kv_heads, got 4 heads and 3"),
         ({"llama.attention.head_count_kv": [2, 4]}, "'llama.attention.head_count_kv' differs between layers"),
+        ({"llama.attention.head_count_kv": ["a", "a"]}, "must be an integer, or one for each layer"),
         ({"llama.attention.value_length": 16}, "keys and values of different size (32 and 16)"),
         ({"llama.attention.key_length": None, "llama.attention.head_count": 5}, "not a multiple"),
         ({"llama.rope.dimension_count": 16}, "'llama.rope.dimension_count' is 16"),

@@ -42,13 +42,13 @@ from tokenloom.loader.gguf_checkpoint import GGUFCheckpoint
         ("gemma2", {"attention.sliding_window_pattern": 0}, "must be an integer from 1"),
         ("gemma2", {"rope.freq_base_swa": 100.0}, "'gemma2.rope.freq_base_swa'"),
         ("gemma2", {"attn_logit_softcapping": -5.0}, "attn_soft_cap must be a positive number"),
-        ("gemma2", {"attn_logit_softcapping": float("inf")}, "attn_soft_cap must be a positive number"),
+        ("gemma2", {"attn_logit_softcapping": float("inf")}, "must be a finite number, got inf"),
         ("gemma3_text", {"attn_logit_softcapping": 50.0}, "'gemma3.attn_logit_softcapping'"),
-        ("gemma3_text", {"rope.freq_base": float("nan")}, "theta must be a positive number"),
+        ("gemma3_text", {"rope.freq_base": float("nan")}, "must be a finite number, got nan"),
         ("gemma3_text", {"attention.head_count": 0}, "'gemma3.attention.head_count' must be an integer from 1"),
         ("qwen2", {"attention.head_count": [4, 8]}, "'qwen2.attention.head_count' differs between layers"),
         ("qwen2", {"context_length": None}, "lacks the key 'qwen2.context_length'"),
-        ("qwen2", {"attention.layer_norm_rms_epsilon": "small"}, "must be a number"),
+        ("qwen2", {"attention.layer_norm_rms_epsilon": "small"}, "must be a finite number"),
     ],
 )
 def test_models_that_would_compute_something_else_are_refused(

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from tokenloom.errors import ModelError
 from tokenloom.loader.hf_checkpoint import HFCheckpoint
-from tokenloom.model_config import LinearScaling, Llama3Scaling
+from tokenloom.model_config import LinearScaling, Llama3Scaling, ModelConfig, RopeConfig
 
 LLAMA3 = {
     "rope_type": "llama3",
@@ -22,6 +22,12 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 128,
 }
+
+
+def only_rope(config: ModelConfig) -> RopeConfig:
+    (rope,) = set(config.ropes)
+    assert rope is not None
+    return rope
 
 
 def refusal(folder: Path) -> str:
@@ -153,8 +159,8 @@ def test_weights_digest_is_stable_and_follows_weights_and_config(tmp_path: Path,
 def test_config_reads_the_newer_spelling(tmp_path: Path, tiny: Any) -> None:
     rope = {**LLAMA3, "rope_theta": 500000.0}
     config = HFCheckpoint(tiny.write_hf(tmp_path / "m", tiny.weights(), {"rope_parameters": rope})).config
-    assert (config.ropes[0].theta, config.ropes[0].rotary_dim) == (500000.0, 32)
-    assert config.ropes[0].scaling == Llama3Scaling(8.0, 1.0, 4.0, 128)
+    assert (only_rope(config).theta, only_rope(config).rotary_dim) == (500000.0, 32)
+    assert only_rope(config).scaling == Llama3Scaling(8.0, 1.0, 4.0, 128)
     assert (config.hidden_size, config.head_dim, config.num_kv_heads) == (64, 32, 2)
     assert config.dtype == "float32"
 
@@ -176,7 +182,7 @@ def test_config_reads_the_older_spelling(tmp_path: Path, tiny: Any, scaling: Any
         "rope_scaling": scaling,
     }
     config = HFCheckpoint(tiny.write_hf(tmp_path / "m", tiny.weights(), older)).config
-    assert (config.ropes[0].theta, config.ropes[0].scaling) == (20000.0, expected)
+    assert (only_rope(config).theta, only_rope(config).scaling) == (20000.0, expected)
     assert config.dtype == "float16"
 
 
@@ -185,7 +191,7 @@ def test_config_defaults_are_those_of_the_architecture(tmp_path: Path, tiny: Any
         ("rope_parameters", "dtype", "rms_norm_eps", "tie_word_embeddings", "hidden_act", "max_position_embeddings")
     )
     config = HFCheckpoint(tiny.write_hf(tmp_path / "m", tiny.weights(tied=False), absent)).config
-    assert config.ropes[0].theta == 10000.0
+    assert only_rope(config).theta == 10000.0
     assert config.rms_norm_eps == 1e-6
     assert config.tie_word_embeddings is False
     assert config.max_position_embeddings == 2048
@@ -223,7 +229,7 @@ def test_generation_config_adds_end_tokens(
         ({"num_hidden_layers": 0}, "'num_hidden_layers' must be an integer from 1"),
         ({"num_key_value_heads": 3}, "num_heads must be a multiple of num_kv_heads"),
         ({"hidden_act": "gelu"}, "hidden_act must be one of silu"),
-        ({"rms_norm_eps": "small"}, "'rms_norm_eps' must be a number"),
+        ({"rms_norm_eps": "small"}, "'rms_norm_eps' must be a finite number"),
         ({"attention_bias": 1}, "'attention_bias' must be true or false"),
         ({"rope_parameters": {"rope_type": "spiral", "factor": 2.0}}, "rope type 'spiral' is not supported"),
         ({"rope_parameters": {"rope_type": "linear"}}, "lacks the key 'factor'"),

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
+from tests.core.loader.hf_families import write_hf_family
 from tokenloom.errors import ModelError
 from tokenloom.loader.hf_checkpoint import HFCheckpoint
 
@@ -76,6 +78,63 @@ def test_names_become_those_of_the_model(tmp_path: Path, tiny: Any, prefix: str,
     for name, tensor in weights.items():
         assert torch.equal(checkpoint.load(name), tensor)
         assert checkpoint.file_of(name).exists()
+
+
+FAMILY_OF_INNER_PART = {
+    "LlamaModel": "llama",
+    "MistralModel": "mistral",
+    "Qwen2Model": "qwen2",
+    "Qwen3Model": "qwen3",
+    "Gemma2Model": "gemma2",
+    "Gemma3TextModel": "gemma3_text",
+    "Phi3Model": "phi3",
+    "SmolLM3Model": "smollm3",
+}
+
+
+@pytest.mark.parametrize("class_name", FAMILY_OF_INNER_PART)
+@pytest.mark.parametrize("tie", [True, False])
+def test_inner_part_needs_tied_embeddings(tmp_path: Path, class_name: str, tie: bool) -> None:
+    """As Transformers writes it: without the head, which only tied embeddings replace."""
+    family = FAMILY_OF_INNER_PART[class_name]
+    folder = write_hf_family(tmp_path, family, {"architectures": [class_name], "tie_word_embeddings": True})
+    stored = {name.removeprefix("model."): tensor for name, tensor in load_file(folder / "model.safetensors").items()}
+    save_file(stored, folder / "model.safetensors")
+    values = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**values, "tie_word_embeddings": tie}))
+    if tie:
+        checkpoint = HFCheckpoint(folder)
+        assert checkpoint.config.tie_word_embeddings
+        assert set(checkpoint.tensor_names()) == {f"model.{name}" for name in stored}
+    else:
+        assert "no tensor 'lm_head.weight'" in refusal(folder)
+
+
+def test_inner_part_that_does_not_tell_of_its_head_is_refused(tmp_path: Path, tiny: Any) -> None:
+    """Older versions of Transformers leave out what is the family's default, here: untied."""
+    config = {"architectures": ["LlamaModel"], "tie_word_embeddings": None}
+    assert "config.json does not say whether the embeddings are the head" in refusal(
+        tiny.write_hf(tmp_path, tiny.weights(), config)
+    )
+    whole = {"architectures": ["LlamaForCausalLM"], "tie_word_embeddings": None}
+    assert HFCheckpoint(tiny.write_hf(tmp_path, tiny.weights(), whole)).config.tie_word_embeddings
+
+
+@pytest.mark.parametrize("prefix", ["model.", "", "model.language_model."])
+def test_packed_embeddings_are_opened(tmp_path: Path, tiny: Any, prefix: str) -> None:
+    stored = {f"{prefix}{name.removeprefix('model.')}": tensor for name, tensor in tiny.weights().items()}
+    stored[f"{prefix}embed_tokens.qweight"] = stored.pop(f"{prefix}embed_tokens.weight").to(torch.int8)
+    config = {"quantization_config": {"quant_method": "some"}, "dtype": None, "tie_word_embeddings": True}
+    checkpoint = HFCheckpoint(tiny.write_hf(tmp_path, stored, config))
+    assert "model.embed_tokens.qweight" in checkpoint.tensor_names()
+    assert checkpoint.config.dtype == "bfloat16"
+    assert checkpoint.load("model.embed_tokens.qweight").dtype == torch.int8
+
+
+def test_packed_embeddings_without_a_quantization_are_refused(tmp_path: Path, tiny: Any) -> None:
+    stored = {name.replace("embed_tokens.weight", "embed_tokens.qweight"): t for name, t in tiny.weights().items()}
+    message = refusal(tiny.write_hf(tmp_path, stored))
+    assert "no tensor 'model.embed_tokens.weight'. Did you mean 'model.embed_tokens.qweight'" in message
 
 
 def test_parts_for_other_senses_are_left_out(tmp_path: Path, tiny: Any, caplog: pytest.LogCaptureFixture) -> None:

@@ -16,8 +16,15 @@ from tokenloom.loader.checkpoint import open_checkpoint
 from tokenloom.loader.gguf import GGUFFile
 from tokenloom.loader.gguf_dequant import dequantize
 from tokenloom.loader.sources import resolve_model
+from tokenloom.model_config import ModelConfig, RopeConfig
 
 pytestmark = pytest.mark.slow
+
+
+def only_rope(config: ModelConfig) -> RopeConfig:
+    (rope,) = set(config.ropes)
+    assert rope is not None
+    return rope
 
 
 @pytest.fixture(scope="module")
@@ -52,9 +59,9 @@ def test_default_model_has_the_published_sizes(default_model: Path) -> None:
     assert (config.hidden_size, config.intermediate_size, config.num_layers) == (576, 1536, 30)
     assert (config.num_heads, config.num_kv_heads, config.head_dim) == (9, 3, 64)
     assert (config.vocab_size, config.max_position_embeddings) == (49152, 8192)
-    assert (config.ropes[0].theta, config.ropes[0].scaling) == (100000.0, None)
+    assert (only_rope(config).theta, only_rope(config).scaling) == (100000.0, None)
     assert config.tie_word_embeddings
-    assert (config.bos_token_id, config.eos_token_ids) == (1, (2,))
+    assert (config.bos_token_id, config.eos_token_ids) == (1, (2, 0)), "and <|endoftext|>, which no key names"
     assert checkpoint.weights_digest == "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
     assert checkpoint.tokenizer_source().chat_template is not None
     assert (
@@ -127,7 +134,7 @@ def test_folder_of_transformers_loads_equal(
 def test_rotary_frequencies_equal_transformers(tmp_path: Path, rope: dict[str, Any]) -> None:
     model = llama(rope, tied=True)
     model.save_pretrained(tmp_path)
-    assert torch.equal(open_checkpoint(tmp_path).config.ropes[0].inv_freq(), model.model.rotary_emb.inv_freq)
+    assert torch.equal(only_rope(open_checkpoint(tmp_path).config).inv_freq(), model.model.rotary_emb.inv_freq)
 
 
 def test_text_part_of_a_model_that_sees_gives_equal_logits(tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ VARIANTS: dict[str, Variant] = {
         "llama", {"rope_parameters": {**YARN, "mscale": 0.7, "mscale_all_dim": 1.2, "truncate": False}}
     ),
     "llama-yarn-betas": Variant(
-        "llama", {"rope_parameters": {**YARN, "attention_factor": 1.3, "beta_fast": 16, "beta_slow": 2}}
+        "llama", {"rope_parameters": {**YARN, "attention_factor": 1.3, "beta_fast": 2, "beta_slow": 0.5}}
     ),
     "llama-longrope": Variant("llama", {"rope_parameters": longrope(6)}),
     "mistral-no-window": Variant("mistral", {"sliding_window": None}),

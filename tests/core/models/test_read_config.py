@@ -20,6 +20,7 @@ from tokenloom.model_config import (
     RopeConfig,
     YarnScaling,
 )
+from tokenloom.models.config_fields import KeyDefaults, base_config
 from tokenloom.models.refused_keys import ARITHMETIC_KEYS
 from tokenloom.models.registry import BUILT_IN_MODELS, architecture_named
 
@@ -239,6 +240,17 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("gemma3", {"use_bidirectional_attention": True}, "sets 'use_bidirectional_attention' to True"),
     ("smollm3", {"no_rope_layers": [1, 0]}, "must hold 0 or 1 for each of 4 layers"),
     ("smollm3", {"no_rope_layers": [1, 0, 2, 1]}, "must hold 0 or 1"),
+    ("phi3", {"partial_rotary_factor": 1.5}, "'partial_rotary_factor' must be above 0 and at most 1, got 1.5"),
+    ("phi3", {"partial_rotary_factor": 0}, "'partial_rotary_factor' must be above 0 and at most 1, got 0.0"),
+    ("phi3", {"partial_rotary_factor": 1e308}, "'partial_rotary_factor' must be above 0 and at most 1"),
+    ("phi3", {"partial_rotary_factor": 10**400}, "'partial_rotary_factor' must be a finite number"),
+    ("phi3", {"partial_rotary_factor": 0.45}, "rotates 5 elements of a head of 12; elements are rotated in pairs"),
+    ("phi3", {"partial_rotary_factor": 0.05}, "rotates 0 elements of a head of 12"),
+    (
+        "llama",
+        {"rope_scaling": {"type": "yarn", "factor": math.e, "mscale": 1, "mscale_all_dim": -10}},
+        "not be negative",
+    ),
     ("phi3", {"hidden_size": 50}, "'hidden_size' 50 is not a multiple of 'num_attention_heads' 4"),
 ]
 
@@ -251,6 +263,69 @@ def test_what_would_change_the_arithmetic_is_refused_by_name(
         read(family, changes)
     assert message in str(caught.value)
     assert "some/config.json" in str(caught.value)
+
+
+@pytest.mark.parametrize("family", sorted(set(FAMILIES) - {"phi3"}))
+@pytest.mark.parametrize("share", [0.5, 0.999, 0.0, -1.0, 1.5])
+@pytest.mark.parametrize("place", ["top", "entry"])
+def test_only_phi3_rotates_a_part_of_a_head(family: str, share: float, place: str) -> None:
+    """Transformers' other families leave `partial_rotary_factor` unread."""
+
+    def changes(value: float) -> dict[str, Any]:
+        values = {"partial_rotary_factor": value}
+        if place == "top":
+            return values
+        entry = {"rope_type": "default", "rope_theta": 1e4, **values}
+        return {"rope_parameters": {"full_attention": entry} if family == "gemma3" else entry}
+
+    rope = read(family, changes(1.0)).ropes[0]
+    assert rope is not None
+    assert rope.rotary_dim == read(family).head_dim
+    with pytest.raises(ModelError, match=f"'partial_rotary_factor' is {share}; models of this family rotate whole"):
+        read(family, changes(share))
+
+
+def test_another_family_may_rotate_a_part_of_a_head() -> None:
+    fields = Fields({**SIZES, "partial_rotary_factor": 0.5}, Path("config.json"))
+    config = base_config(fields, "other", (), KeyDefaults(rotates_in_part=True))
+    assert config.ropes == (RopeConfig(1e4, 6, None),) * 4
+
+
+@pytest.mark.parametrize("family", sorted(set(FAMILIES) - {"phi3"}))
+def test_part_of_a_head_is_not_exported(family: str) -> None:
+    from dataclasses import replace
+
+    config = replace(read(family, {"head_dim": 12}), dtype="float32")
+    partial = tuple(None if rope is None else replace(rope, rotary_dim=6) for rope in config.ropes)
+    with pytest.raises(ModelError, match=r"partial_rotary_factor|cannot express this model's ropes"):
+        architecture_named(family).config_json(replace(config, ropes=partial))
+
+
+NUMBERS = ("rms_norm_eps", "rope_theta", "partial_rotary_factor")
+YARN_NUMBERS = ("factor", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 10**400])
+def test_numbers_that_are_not_finite_are_refused_by_name(value: float) -> None:
+    for key in NUMBERS:
+        with pytest.raises(ModelError, match=f"'{key}' must be a finite number"):
+            read("phi3", {key: value})
+    for key in YARN_NUMBERS:
+        with pytest.raises(ModelError, match=f"'{key}' must be a finite number"):
+            read("llama", {"rope_scaling": {"type": "yarn", "factor": 4.0, key: value}})
+    with pytest.raises(ModelError, match="'short_factor' must be a list of finite numbers"):
+        read("phi3", {"rope_scaling": {"type": "su", "short_factor": [value] * 6, "long_factor": [1.0] * 6}})
+
+
+@pytest.mark.parametrize("entry", [{"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}])
+def test_gemma3_takes_the_trained_length_of_its_entry(entry: dict[str, Any]) -> None:
+    for changes in ({"rope_parameters": {"full_attention": entry}}, {"rope_scaling": entry}):
+        config = read(
+            "gemma3", {**changes, "original_max_position_embeddings": 32, "layer_types": ["full_attention"] * 4}
+        )
+        assert config.ropes[0] is not None
+        assert isinstance(config.ropes[0].scaling, YarnScaling)
+        assert config.ropes[0].scaling.original_max_position_embeddings == 64
 
 
 KNOWN = {

@@ -190,7 +190,7 @@ def test_illegal_calls_are_refused() -> None:
     with pytest.raises(ValueError, match="not supported"):
         ledger.preempt(running, PreemptMode.SWAP)
     with pytest.raises(ValueError, match="not supported"):
-        ledger.preempt(running, keep_blocks=1)
+        ledger.preempt(running, keep_blocks=-1)
     with pytest.raises(ValueError, match="savepoint 0"):
         ledger.rollback(0)
     ledger.reserve(running, 1)
@@ -335,7 +335,7 @@ def compare(ledger: StepLedger, recount: Recount) -> None:
 def test_random_transactions_agree_with_a_recount_and_commit_as_counted(seed: int) -> None:
     rng = random.Random(seed)
     desk = random_desk(rng)
-    ledger, recount = desk.ledger(), Recount(desk)
+    ledger, recount = desk.ledger(defers=False), Recount(desk)
     saved: list[Recount] = []
     for _ in range(40):
         action = rng.random()

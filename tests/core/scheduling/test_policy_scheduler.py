@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+
+import pytest
 
 from tokenloom.batch import SchedulePlan
-from tokenloom.interfaces.scheduler import Ledger, SchedulerView
+from tokenloom.interfaces.scheduler import Ledger, SchedulerView, Shortfall
 from tokenloom.interfaces.scheduler_events import SchedulerEvent, StepLanded
-from tokenloom.interfaces.scheduling_policy import SchedulingPolicy
+from tokenloom.interfaces.scheduling_policy import SchedulingPolicy, StepLimits
 from tokenloom.request import RequestView
 from tokenloom.scheduling import PolicyScheduler
 from tokenloom.testing.desk import Desk
@@ -201,3 +204,213 @@ def test_events_reach_the_policy() -> None:
     event = StepLanded(1.0, 3, 0.1, 5, {})
     PolicyScheduler(policy).observe(event)
     assert policy.events == [event]
+
+
+# ---- what version 1.1 added ----
+
+
+class Wide(SchedulingPolicy):
+    """Everything that 1.1 added, as a test says; the rest by default."""
+
+    def __init__(
+        self,
+        limits: StepLimits | None = None,
+        sequence: Callable[[SchedulerView], Iterable[RequestView]] | None = None,
+        displaced: Callable[[Shortfall, Sequence[RequestView]], RequestView | None] | None = None,
+        select: Select = lambda request, candidates: candidates[-1],
+    ) -> None:
+        self._limits = limits or StepLimits()
+        self._sequence = sequence
+        self._displaced = displaced
+        self._select = select
+        self.shortfalls: list[Shortfall] = []
+        self.num_read = 0
+
+    def order(self, requests: Sequence[RequestView], view: SchedulerView) -> Iterable[RequestView]:
+        for request in requests:
+            self.num_read += 1
+            yield request
+
+    def sequence(self, view: SchedulerView, ledger: Ledger) -> Iterable[RequestView]:
+        return super().sequence(view, ledger) if self._sequence is None else self._sequence(view)
+
+    def step_limits(self, view: SchedulerView) -> StepLimits:
+        return self._limits
+
+    def select_victim(
+        self, request: RequestView, candidates: Sequence[RequestView], view: SchedulerView
+    ) -> RequestView | None:
+        return self._select(request, candidates)
+
+    @property
+    def is_preemptive(self) -> bool:
+        return self._displaced is not None
+
+    def select_displaced(
+        self, request: RequestView, shortfall: Shortfall, candidates: Sequence[RequestView], view: SchedulerView
+    ) -> RequestView | None:
+        self.shortfalls.append(shortfall)
+        return None if self._displaced is None else self._displaced(shortfall, candidates)
+
+
+def planned(desk: Desk, policy: Wide) -> dict[str, int]:
+    return dict(PolicyScheduler(policy).schedule(desk.view(), desk.ledger()).num_scheduled_tokens)
+
+
+def prompts_desk(*lengths: int, budget: int = 64, max_num_seqs: int = 8) -> Desk:
+    """Waiting prompts w0, w1, ... of these lengths."""
+    desk = Desk((60,), budget=budget, max_num_seqs=max_num_seqs)
+    for index, length in enumerate(lengths):
+        desk.wait(f"w{index}", range(100 * index, 100 * index + length))
+    return desk
+
+
+def test_defaults_admit_everybody_and_fill_the_budget() -> None:
+    assert planned(prompts_desk(5, 9, 30, budget=20), Wide()) == {"w0": 5, "w1": 9, "w2": 6}
+    assert SchedulingPolicy.observe(Wide(), StepLanded(1.0, 3, 0.1, 5, {})) is None
+
+
+def test_sequence_may_put_waiting_requests_before_running_ones() -> None:
+    desk = prompts_desk(6, budget=6)
+    desk.run("r", range(900, 909))
+    assert planned(desk, Wide()) == {"r": 1, "w0": 5}
+    assert planned(desk, Wide(sequence=lambda view: (*view.waiting, *view.running))) == {"w0": 6}
+
+
+def test_running_requests_are_served_after_admission_has_ended() -> None:
+    desk = Desk((5,), cache="none")
+    desk.wait("big", range(20, 40))
+    desk.wait("small", [1])
+    desk.run("r", range(900, 909))
+    assert planned(desk, Wide(sequence=lambda view: (*view.waiting, *view.running))) == {"r": 1}
+
+
+def test_queue_is_not_read_when_nobody_could_join() -> None:
+    desk = prompts_desk(1, 1, 1, max_num_seqs=1)
+    desk.run("r", range(900, 909))
+    policy = Wide()
+    assert planned(desk, policy) == {"r": 1}
+    assert policy.num_read == 1
+    displacing = Wide(displaced=lambda shortfall, candidates: None)
+    planned(desk, displacing)
+    assert displacing.num_read == 2
+
+
+def test_limits_on_tokens_of_prompts_leave_decoding_alone() -> None:
+    desk = prompts_desk(10, 10, 10)
+    desk.run("r", range(900, 909), num_drafts=6)
+    assert planned(desk, Wide(StepLimits(max_chunk_tokens=4))) == {"r": 7, "w0": 4, "w1": 4, "w2": 4}
+    assert planned(desk, Wide(StepLimits(max_prefill_tokens=13))) == {"r": 7, "w0": 10, "w1": 3}
+    assert planned(desk, Wide(StepLimits(max_chunk_tokens=4, max_prefill_tokens=9))) == {
+        "r": 7,
+        "w0": 4,
+        "w1": 4,
+        "w2": 1,
+    }
+    assert planned(desk, Wide(StepLimits(max_prefill_tokens=1))) == {"r": 7, "w0": 1}
+
+
+def test_prompts_that_run_count_against_the_limit_on_their_tokens() -> None:
+    desk = prompts_desk(10)
+    desk.run("p", range(900, 930), 8)
+    assert planned(desk, Wide(StepLimits(max_prefill_tokens=25))) == {"p": 22, "w0": 3}
+    assert planned(desk, Wide(StepLimits(max_prefill_tokens=22))) == {"p": 22}
+
+
+def test_no_further_prompt_starts_while_enough_are_computed_in_part() -> None:
+    limits = StepLimits(max_chunk_tokens=5, max_num_partial_prefills=1)
+    assert planned(prompts_desk(4, 5, 10, 10), Wide(limits)) == {"w0": 4, "w1": 5, "w2": 5}
+    desk = prompts_desk(10)
+    part = desk.run("p", range(900, 930), 8)
+    assert planned(desk, Wide(limits)) == {"p": 5}
+    part.num_computed_tokens = 27
+    desk.kv.grow(part, 27)
+    assert planned(desk, Wide(limits)) == {"p": 3, "w0": 5}, "one that ends in this step makes room"
+
+
+def test_long_prompt_that_has_to_wait_is_overtaken_by_short_ones_only() -> None:
+    limits = StepLimits(max_chunk_tokens=5, max_long_partial_prefills=1, long_prefill_token_threshold=8)
+    assert planned(prompts_desk(20, 20, 3, 9, 8), Wide(limits)) == {"w0": 5, "w2": 3, "w4": 5}
+    desk = prompts_desk(20, 3)
+    desk.run("p", range(900, 930), 8)
+    assert planned(desk, Wide(limits)) == {"p": 5, "w1": 3}
+
+
+def test_limit_on_sequences_ends_admission_but_stops_nobody_who_runs() -> None:
+    limits = StepLimits(max_num_seqs=2)
+    assert list(planned(prompts_desk(1, 1, 1), Wide(limits))) == ["w0", "w1"]
+    desk = prompts_desk(1)
+    for index in range(3):
+        desk.run(f"r{index}", range(900 + 9 * index, 909 + 9 * index))
+    assert list(planned(desk, Wide(limits))) == ["r0", "r1", "r2"]
+
+
+def test_waiting_request_displaces_whom_the_policy_names_until_it_fits() -> None:
+    desk = full_desk("abcd", num_spare=4)
+    desk.limits = replace(desk.limits, max_num_seqs=4)
+    desk.wait("w", range(900, 922))
+    policy = Wide(displaced=lambda shortfall, candidates: candidates[0])
+    plan = PolicyScheduler(policy).schedule(desk.view(), desk.ledger())
+    assert victims(plan) == ["a", "b"]
+    assert dict(plan.num_scheduled_tokens) == {"c": 1, "d": 1, "w": 22}
+    assert [shortfall.resource for shortfall in policy.shortfalls] == ["slots", "blocks"]
+    desk.commit(plan)
+
+
+def test_nobody_is_displaced_for_a_request_that_waits_for_a_prefix_being_computed() -> None:
+    """The slot of another one would stand empty; who comes next may have it."""
+    desk = Desk((40,), max_num_seqs=3)
+    for index in range(2):
+        desk.run(f"r{index}", range(900 + 9 * index, 909 + 9 * index))
+    desk.wait("owner", range(20))
+    desk.wait("follower", [*range(16), 77])
+    desk.wait("other", range(500, 509))
+    plan = PolicyScheduler(Wide(displaced=lambda shortfall, candidates: candidates[-1])).schedule(
+        desk.view(), desk.ledger()
+    )
+    assert victims(plan) == ["r1"]
+    assert dict(plan.num_scheduled_tokens) == {"r0": 1, "owner": 20, "other": 9}
+
+
+def test_nobody_is_displaced_in_vain() -> None:
+    desk = full_desk("ab", num_spare=2)
+    desk.wait("w", range(900, 948))
+    policy = Wide(displaced=lambda shortfall, candidates: candidates[-1] if len(candidates) > 1 else None)
+    plan = PolicyScheduler(policy).schedule(desk.view(), desk.ledger())
+    assert victims(plan) == []
+    assert dict(plan.num_scheduled_tokens) == {"a": 1, "b": 1}
+    assert len(policy.shortfalls) == 2
+
+
+def test_displaced_memory_that_is_in_flight_is_waited_for() -> None:
+    """The victim's blocks come when its step lands; another one would gain nothing, and giving it back neither."""
+    desk = Desk((9,), cache="none", max_num_seqs=4)
+    for index in range(4):
+        request = desk.run(f"r{index}", range(20 * index, 20 * index + 8), 7)
+        request.num_inflight_tokens = request.num_placeholder_tokens = 1
+    desk.wait("w", range(900, 908))
+    policy = Wide(
+        sequence=lambda view: (*view.waiting, *view.running), displaced=lambda shortfall, candidates: candidates[-1]
+    )
+    plan = PolicyScheduler(policy).schedule(desk.view(), desk.ledger())
+    assert victims(plan) == ["r3"]
+    assert "w" not in plan.num_scheduled_tokens
+
+
+def test_nobody_joins_after_a_running_request_had_to_take_memory() -> None:
+    desk = full_desk("abc")
+    desk.wait("w", [1])
+    policy = Wide(displaced=lambda shortfall, candidates: candidates[-1])
+    plan = PolicyScheduler(policy).schedule(desk.view(), desk.ledger())
+    assert victims(plan) == ["c"]
+    assert "w" not in plan.num_scheduled_tokens
+
+
+@pytest.mark.parametrize("point", ["select_victim", "select_displaced"])
+def test_victim_that_is_no_candidate_is_refused(point: str) -> None:
+    desk = full_desk("ab", num_spare=0 if point == "select_victim" else 2)
+    desk.limits = replace(desk.limits, max_num_seqs=2)
+    stranger = desk.wait("w", range(900, 908))
+    policy = Wide(select=lambda request, candidates: stranger, displaced=lambda shortfall, candidates: stranger)
+    with pytest.raises(ValueError, match=rf"Wide\.{point} named w, which is not among its candidates"):
+        PolicyScheduler(policy).schedule(desk.view(), desk.ledger())

@@ -112,11 +112,95 @@ class TestRefused:
             "{{ 1 / 0 }}",
             "{{ [1][5] + 1 }}",
             "{{ undefined_function() }}",
+            "{{ cycler().next() }}",
+            "{{ cycler(1).nope() }}",
+            "{{ [1, 2] | map('nope') | list }}",
+            "{{ '\\ud800' | urlencode }}",
+            "{{ '%c' % 99999999 }}",
+            "{{ 1 | tojson(indent='\\n', separators=1) }}",
+            "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
+            "{{ strftime_now(3) }}",
         ],
     )
     def test_faults_in_a_template_are_the_requests_errors(self, source: str) -> None:
         with pytest.raises(RequestError, match=r"the chat template cannot render these messages: ."):
             ChatTemplate(source).render(_user("a"))
+
+    @pytest.mark.parametrize(
+        "source",
+        [
+            "{% break %}",
+            "{% continue %}",
+            "{% for x in [1] %}{% macro m() %}{% break %}{% endmacro %}{% endfor %}",
+            "{{ " + "(" * 3000 + "1" + ")" * 3000 + " }}",
+            "{{ " + "-" * 3000 + "1 }}",
+            "{{ messages" + ".a" * 3000 + " }}",
+            "{{ " + "1 + " * 3000 + "1 }}",
+            "{% if true %}" * 300 + "{% endif %}" * 300,
+            "{% for i in [] %}" * 30 + "{% endfor %}" * 30,
+            "{{ " + "1" * 6000 + " }}",
+        ],
+    )
+    def test_a_template_that_python_cannot_compile_is_refused(self, source: str) -> None:
+        template = ChatTemplate(source)
+        for _ in range(2):
+            with pytest.raises(RequestError, match=r"the chat template (cannot be compiled|is not valid Jinja).*: ."):
+                template.render(_user("a"))
+
+    @pytest.mark.parametrize(
+        ("source", "problem"),
+        [
+            ("{{ 10 ** (10 ** 4) }}", r"\*\* would make an integer"),
+            ("{{ 10 ** (10 ** 10) }}", r"\*\* would make an integer"),
+            ("{{ (2 ** 16000) * (2 ** 16000) }}", r"\* would make an integer"),
+            ("{{ 'a' * 10 ** 10 }}", r"\* would make a value"),
+            ("{{ 10 ** 10 * [1] }}", r"\* would make a value"),
+            (
+                "{% set ns = namespace(a='xx') %}{% for i in range(99) %}{% set ns.a = ns.a + ns.a %}{% endfor %}",
+                r"\+ would make a value",
+            ),
+            ("{% set a = 'a' * 10 ** 6 %}{% for i in range(99) %}{{ a }}{% endfor %}", "writes more than"),
+            (
+                "{% set a = 'a' * 10 ** 6 %}{% set b %}{% for i in range(99) %}{{ a }}{% endfor %}{% endset %}",
+                "writes more than",
+            ),
+        ],
+    )
+    def test_a_template_cannot_make_what_no_memory_holds(self, source: str, problem: str) -> None:
+        with pytest.raises(RequestError, match=f"cannot render these messages: .*{problem}"):
+            ChatTemplate(source).render(_user("a"))
+
+    def test_operators_work_within_their_limits(self) -> None:
+        source = (
+            "{{ 2 ** 3 }}{{ 2 ** -1 }}{{ 'ab' * 2 }}{{ 2 * [1] }}{{ 1 + 2.5 }}{{ [1] + [2] }}{{ 'a' * -1 }}{{ 3 * 4 }}"
+        )
+        assert ChatTemplate(source).render(_user("a")) == "80.5abab[1, 1]3.5[1, 2]12"
+
+    def test_variables_nested_without_end_are_refused(self, byte_tokenizer: Tokenizer, template: ChatTemplate) -> None:
+        endless: list[Any] = ["<|im_end|>"]
+        endless.append(endless)
+        deep: list[Any] = ["<|im_end|>"]
+        for _ in range(3000):
+            deep = [deep]
+        for value in (endless, deep):
+            with pytest.raises(RequestError, match="nested too deeply") as caught:
+                template.encode_chat(byte_tokenizer, _user("a"), tools=value)
+            assert caught.value.param == "messages"
+            with pytest.raises(RequestError, match="nested too deeply"):
+                template.encode_chat(byte_tokenizer, [{"role": "assistant", "tool_calls": value}])
+        with pytest.raises(RequestError, match=r"messages\[0\]\.content: got \{'a': \["):
+            template.render(_user({"a": endless}))
+
+    def test_a_variable_cannot_take_the_place_of_the_messages(
+        self, byte_tokenizer: Tokenizer, template: ChatTemplate
+    ) -> None:
+        values: dict[str, Any] = {"messages": 3}
+        with pytest.raises(RequestError, match="'messages' is the conversation"):
+            template.render(_user("a"), **values)
+        with pytest.raises(RequestError, match="'messages' is the conversation"):
+            template.encode_chat(byte_tokenizer, _user("a"), **values)
+        others: dict[str, Any] = {"self": 1, "tokenizer": 2}
+        assert ChatTemplate("{{ tokenizer }}").render(_user("a"), **others) == "2"
 
     @pytest.mark.parametrize(
         "source",

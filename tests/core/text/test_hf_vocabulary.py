@@ -140,6 +140,14 @@ class TestMerges:
         with pytest.raises(ModelError, match=r"vocab\.json and merges\.txt do not make a tokenizer"):
             from_hf(folder)
 
+    def test_a_merge_longer_than_any_token_is_named(self, from_hf: Build, tmp_path: Path) -> None:
+        """The library would break down at it."""
+        folder = _write_merges(tmp_path, tokenizer_class="GPT2Tokenizer")
+        long = "<|endoftext|>"
+        (folder / "merges.txt").write_text(f"#version: 0.2\n{long} {long}\n", encoding="utf-8")
+        with pytest.raises(ModelError, match=r"merge 0, '<\|endoftext\|>' with '<\|endoftext\|>', needs the token"):
+            from_hf(folder)
+
     def test_half_a_vocabulary_is_none(self, from_hf: Build, tmp_path: Path) -> None:
         folder = _write_merges(tmp_path, tokenizer_class="GPT2Tokenizer")
         (folder / "merges.txt").unlink()

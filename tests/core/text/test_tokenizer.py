@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import AddedToken, decoders
+from tokenizers import Tokenizer as LibraryTokenizer
+from tokenizers.models import BPE
 
 from tokenloom.errors import ModelError, RequestError
-from tokenloom.text import Tokenizer
+from tokenloom.text import ChatTemplate, IncrementalDetokenizer, Tokenizer
 from tokenloom.text.pre_tokenizers import PRE_TOKENIZERS
 
 Build = Callable[..., Tokenizer]
@@ -125,6 +130,26 @@ class TestControlTokens:
         with pytest.raises(RequestError, match=f"token id {token_id} is out of range"):
             tokenizer.decode([token_id])
 
+    @pytest.mark.parametrize("wrong", [1.5, 1.0, "a", "1", None, True, [1], b"a"])
+    def test_ids_that_are_no_integers_are_refused(self, tokenizer: Tokenizer, wrong: Any) -> None:
+        tokenizer.decode([1])  # what was looked up before must not let 1.0 and true pass
+        for use in (tokenizer.decode, tokenizer.has_text):
+            with pytest.raises(RequestError, match=f"expected token ids as integers, got {re.escape(repr(wrong))}"):
+                use([wrong, 1])
+        with pytest.raises(RequestError, match="expected token ids as integers"):
+            tokenizer.id_to_token(wrong)
+
+    @pytest.mark.parametrize("wrong", [None, 5])
+    def test_ids_that_are_no_list_are_refused(self, tokenizer: Tokenizer, wrong: Any) -> None:
+        with pytest.raises(RequestError, match=f"expected a list of token ids, got {type(wrong).__name__}"):
+            tokenizer.decode(wrong)
+
+    def test_integers_of_other_libraries_are_ids(self, tokenizer: Tokenizer) -> None:
+        ids = tokenizer.encode("The dog")
+        assert tokenizer.decode(torch.tensor(ids)) == tokenizer.decode(ids) == "The dog"
+        with pytest.raises(RequestError, match=r"expected token ids as integers, got tensor\(1\.5"):
+            tokenizer.decode(torch.tensor([1.5]))
+
 
 class TestGguf:
     def test_build_reads_the_facts(self, from_gguf: Build, metadata: dict[str, Any]) -> None:
@@ -194,12 +219,13 @@ class TestGguf:
             ({"tokenizer.ggml.model": "bert"}, r"tokenizer\.ggml\.model: 'bert' is not supported; supported: 'gpt2'"),
             ({"tokenizer.ggml.model": None}, r"tokenizer\.ggml\.model: expected a string, got None"),
             ({"tokenizer.ggml.tokens": None}, r"tokenizer\.ggml\.tokens: is missing"),
-            ({"tokenizer.ggml.tokens": 5}, r"tokenizer\.ggml\.tokens: expected a list, got 5"),
+            ({"tokenizer.ggml.tokens": 5}, r"tokenizer\.ggml\.tokens: expected a list of strings, got 5"),
             ({"tokenizer.ggml.merges": None}, r"tokenizer\.ggml\.merges: is missing"),
             ({"tokenizer.ggml.merges": ["a b c"]}, r"merges: 'a b c' is not a pair"),
             ({"tokenizer.ggml.merges": ["zz qq"]}, r"merges and tokens do not fit together"),
             ({"tokenizer.ggml.token_type": [1, 2]}, r"token_type: has 2 entries for \d+ tokens"),
             ({"tokenizer.ggml.eos_token_id": 10**6}, r"eos_token_id: expected a token id below \d+, got 1000000"),
+            ({"tokenizer.ggml.eos_token_id": True}, r"eos_token_id: expected a token id below \d+, got True"),
             ({"tokenizer.ggml.add_bos_token": "yes"}, r"add_bos_token: expected true or false, got 'yes'"),
         ],
     )
@@ -208,6 +234,52 @@ class TestGguf:
     ) -> None:
         with pytest.raises(ModelError, match=r"tiny\.gguf: tokenizer.*" + message.removeprefix(r"tokenizer\.ggml\.")):
             from_gguf(metadata | change)
+
+    @pytest.mark.parametrize(
+        ("key", "kind", "wrong"),
+        [
+            *[("tokens", "strings", wrong) for wrong in (True, 0.5, ["a"], None, b"a", 1)],
+            *[("merges", "strings", wrong) for wrong in (True, 0.5, ["a"], None, b"a", 1)],
+            *[("token_type", "integers", wrong) for wrong in (True, 0.5, ["a"], None, "x", "1")],
+        ],
+    )
+    def test_an_element_of_a_wrong_type_is_named(
+        self, from_gguf: Build, metadata: dict[str, Any], key: str, kind: str, wrong: Any
+    ) -> None:
+        values = metadata[f"tokenizer.ggml.{key}"]
+        change = {f"tokenizer.ggml.{key}": [*values[:5], wrong, *values[6:]]}
+        message = f"tiny.gguf: tokenizer.ggml.{key}: expected a list of {kind}, got {wrong!r} at index 5"
+        with pytest.raises(ModelError, match=re.escape(message)):
+            from_gguf(metadata | change)
+
+    @pytest.mark.parametrize("end", ["<end_of_turn>", "<|end|>", "<|eot_id|>", "<|eom_id|>", "<|endoftext|>", "</s>"])
+    @pytest.mark.parametrize(("kind", "ends"), [(3, True), (4, True), (1, False)])
+    def test_a_file_without_end_of_turn_ends_at_tokens_known_by_name(
+        self, from_gguf: Build, metadata: dict[str, Any], end: str, kind: int, ends: bool
+    ) -> None:
+        metadata["tokenizer.ggml.tokens"] = ["<|x|>", *metadata["tokenizer.ggml.tokens"][1:-1], end]
+        metadata["tokenizer.ggml.token_type"] = [*metadata["tokenizer.ggml.token_type"][:-1], kind]
+        tokenizer = from_gguf(metadata)
+        end_id = len(metadata["tokenizer.ggml.tokens"]) - 1
+        assert tokenizer.eos_token_ids == ((2, end_id) if ends else (2,))
+        assert (end_id in tokenizer.special_token_ids) == ends
+        stated = metadata | {"tokenizer.ggml.eot_token_id": 0}
+        assert from_gguf(stated).eos_token_ids == (2, 0)
+
+    def test_eom_is_an_end_as_well(self, from_gguf: Build, metadata: dict[str, Any]) -> None:
+        metadata |= {"tokenizer.ggml.eot_token_id": 0, "tokenizer.ggml.eom_token_id": 1}
+        assert from_gguf(metadata).eos_token_ids == (2, 0, 1)
+
+    @pytest.mark.parametrize("halves", [("<|im_start|>", "<|endoftext|>"), ("a", "qq"), ("qq", "a"), ("", "a")])
+    def test_a_merge_of_what_is_no_token_is_named(
+        self, from_gguf: Build, metadata: dict[str, Any], halves: tuple[str, str]
+    ) -> None:
+        """Also one whose result is longer than any token, at which the library breaks down."""
+        merges = metadata["tokenizer.ggml.merges"]
+        metadata["tokenizer.ggml.merges"] = [*merges, " ".join(halves)]
+        message = f"merge {len(merges)}, {halves[0]!r} with {halves[1]!r}, needs the token"
+        with pytest.raises(ModelError, match=re.escape(message)):
+            from_gguf(metadata)
 
     def test_a_token_that_stands_twice_is_refused(self, from_gguf: Build, metadata: dict[str, Any]) -> None:
         metadata["tokenizer.ggml.tokens"] = [*metadata["tokenizer.ggml.tokens"][:-1], "a"]
@@ -277,6 +349,41 @@ class TestGgufByScores:
         with pytest.raises(ModelError, match="scores: has 1 entries for"):
             from_gguf(scored | {"tokenizer.ggml.scores": [0.0]})
 
+    @pytest.mark.parametrize(
+        ("key", "kind", "wrong"),
+        [
+            *[("scores", "numbers", wrong) for wrong in (True, "x", ["a"], None)],
+            *[("precompiled_charsmap", "integers", wrong) for wrong in (True, "x", ["a"], 0.5)],
+        ],
+    )
+    def test_an_element_of_a_wrong_type_is_named(
+        self, from_gguf: Build, scored: dict[str, Any], key: str, kind: str, wrong: Any
+    ) -> None:
+        values = scored.get(f"tokenizer.ggml.{key}", [0] * 9)
+        change = {f"tokenizer.ggml.{key}": [*values[:5], wrong, *values[6:]]}
+        message = f"tokenizer.ggml.{key}: expected a list of {kind}, got {wrong!r} at index 5"
+        with pytest.raises(ModelError, match=re.escape(message)):
+            from_gguf(scored | change)
+
+    @pytest.mark.parametrize("byte", [-129, 256])
+    def test_a_charsmap_of_more_than_bytes_is_refused(
+        self, from_gguf: Build, scored: dict[str, Any], byte: int
+    ) -> None:
+        with pytest.raises(ModelError, match=f"precompiled_charsmap: expected bytes, got {byte}"):
+            from_gguf(scored | {"tokenizer.ggml.precompiled_charsmap": [0, byte]})
+
+    def test_a_charsmap_that_breaks_the_library_down_is_the_texts_fault(
+        self, from_gguf: Build, scored: dict[str, Any]
+    ) -> None:
+        """Nothing but its use shows that such a table points outside itself."""
+        charsmap = [4, 0, 0, 0, *[255] * 4, *b"abc"]
+        tokenizer = from_gguf(scored | {"tokenizer.ggml.precompiled_charsmap": charsmap})
+        for allow_special in (True, False):
+            with pytest.raises(RequestError, match="this model's tokenizer cannot encode the text: index out of"):
+                tokenizer.encode("hello", allow_special=allow_special)
+        with pytest.raises(RequestError, match="this model's tokenizer cannot encode the text: index out of"):
+            ChatTemplate("{{ messages[0].content }}").encode_chat(tokenizer, [{"role": "user", "content": "a <s>"}])
+
 
 class TestHuggingFace:
     def test_build_reads_the_facts(self, from_hf: Build, spaced_folder: Path) -> None:
@@ -333,6 +440,85 @@ class TestHuggingFace:
         tokenizer = from_hf(spaced_folder)
         assert tokenizer.decode(tokenizer.encode("the quick brown fox")) == "the quick brown fox"
 
+    def test_dropout_of_the_file_is_not_used(self, from_hf: Build, spaced_folder: Path) -> None:
+        text = "the quick brown fox"
+        expected = from_hf(spaced_folder).encode(text)
+        model = json.loads((spaced_folder / "tokenizer.json").read_text(encoding="utf-8"))["model"]
+        self._change(spaced_folder / "tokenizer.json", model=model | {"dropout": 0.5})
+        tokenizer = from_hf(spaced_folder)
+        for allow_special in (True, False):
+            assert [tokenizer.encode(text, allow_special=allow_special) for _ in range(20)] == [expected] * 20
+
+    def test_what_breaks_the_library_down_is_a_models_fault(self, from_hf: Build, spaced_folder: Path) -> None:
+        path = spaced_folder / "tokenizer.json"
+        state = json.loads(path.read_text(encoding="utf-8"))
+        long = sorted((token for token in state["model"]["vocab"] if "0x" not in token), key=len)[-2:]
+        model = state["model"] | {"merges": [*state["model"]["merges"], long], "vocab": state["model"]["vocab"]}
+        self._change(path, model=model)
+        with pytest.raises(ModelError, match=r"the tokenizer is damaged, or of a kind.*: range end index"):
+            from_hf(spaced_folder)
+        # Here the fault shows when it first encodes a text.
+        post_processor = state["post_processor"] | {"special_tokens": {}}
+        self._change(path, model=state["model"], post_processor=post_processor)
+        with pytest.raises(ModelError, match=r"the tokenizer is damaged, or of a kind.*: no entry found"):
+            from_hf(spaced_folder)
+
+    def test_a_text_without_tokens_is_refused_when_it_comes(self, from_hf: Build, spaced_folder: Path) -> None:
+        state = json.loads((spaced_folder / "tokenizer.json").read_text(encoding="utf-8"))
+        pieces = [[token, -1.0] for token in sorted(state["model"]["vocab"], key=state["model"]["vocab"].get)]
+        model = {"type": "Unigram", "vocab": pieces, "unk_id": None, "byte_fallback": False}
+        self._change(spaced_folder / "tokenizer.json", model=model)
+        tokenizer = from_hf(spaced_folder)
+        assert tokenizer.decode(tokenizer.encode("dog")) == "dog"
+        with pytest.raises(RequestError, match="tokenizer cannot encode the text: Encountered an unknown token"):
+            tokenizer.encode("\U0001f980")
+
+    @pytest.mark.parametrize("key", ["additional_special_tokens", "extra_special_tokens"])
+    @pytest.mark.parametrize("wrong", [5, True, "<extra>", 0, ""])
+    def test_extra_tokens_are_a_list_or_an_object(
+        self, from_hf: Build, spaced_folder: Path, key: str, wrong: Any
+    ) -> None:
+        self._change(spaced_folder / "tokenizer_config.json", **{key: wrong})
+        with pytest.raises(ModelError, match=rf"tokenizer_config\.json: {key} must be a list of tokens.*got {wrong!r}"):
+            from_hf(spaced_folder)
+
+    @pytest.mark.parametrize(
+        ("values", "message"),
+        [
+            ({"additional_special_tokens": ["a", 1]}, "each token of additional_special_tokens must be a string"),
+            ({"extra_special_tokens": {"image": ["a"]}}, "each token of extra_special_tokens must be a string"),
+            ({"eos_token": 3}, "eos_token must be a string.*got 3"),
+            ({"bos_token": {"x": 1}}, "bos_token must be a string.*got {'x': 1}"),
+            ({"bos_token": False}, "bos_token must be a string.*got False"),
+            ({"add_bos_token": "yes"}, "add_bos_token must be true or false, got 'yes'"),
+            ({"add_eos_token": 1}, "add_eos_token must be true or false, got 1"),
+            ({"added_tokens_decoder": {"420": {"content": 5}}}, "added_tokens_decoder is not a table"),
+        ],
+    )
+    def test_values_of_a_wrong_type_are_named(
+        self, from_hf: Build, spaced_folder: Path, values: dict[str, Any], message: str
+    ) -> None:
+        self._change(spaced_folder / "tokenizer_config.json", **values)
+        with pytest.raises(ModelError, match=rf"tokenizer_config\.json: {message}"):
+            from_hf(spaced_folder)
+
+    @pytest.mark.parametrize("scheme", ["always", "first", "never"])
+    @given(pieces=st.lists(st.sampled_from(["  ", "▁", "▁▁", "▁the", "o", "</s>", "▁a▁b"]), max_size=5))
+    @settings(max_examples=60, deadline=None, derandomize=True)
+    def test_metaspace_decodes_as_the_library(
+        self, from_hf: Build, tmp_path_factory: pytest.TempPathFactory, scheme: str, pieces: list[str]
+    ) -> None:
+        """It takes away the marks of the first token; spaces that an added token holds stay."""
+        tokenizer, library = _with_metaspace(from_hf, tmp_path_factory, scheme)
+        ids = [token_id for piece in pieces if (token_id := library.token_to_id(piece)) is not None]
+        assert len(ids) == len(pieces)
+        for skip in (True, False):
+            text = library.decode(ids, skip_special_tokens=skip)
+            assert tokenizer.decode(ids, skip_special_tokens=skip) == text
+            detokenizer = IncrementalDetokenizer(tokenizer, (), skip_special_tokens=skip)
+            shown = [detokenizer.push([token_id]).text for token_id in ids]
+            assert "".join([*shown, detokenizer.finish().text]) == text
+
     @pytest.mark.parametrize(
         ("decoder", "strips"),
         [
@@ -360,8 +546,12 @@ class TestHuggingFace:
         ("file", "text", "message"),
         [
             ("tokenizer.json", "{", "cannot be read as a tokenizer"),
-            ("tokenizer_config.json", "{", "is not valid JSON"),
-            ("tokenizer_config.json", "[]", "holds list; expected a JSON object"),
+            ("tokenizer_config.json", "{", "Expecting property name"),
+            ("tokenizer_config.json", "[" * 100_000, "maximum recursion depth"),
+            ("tokenizer_config.json", "[]", "must hold a JSON object, got list"),
+            ("special_tokens_map.json", '{"a":' * 100_000, "maximum recursion depth"),
+            ("added_tokens.json", "[" * 100_000, "maximum recursion depth"),
+            ("tokenizer.json", "[" * 100_000, "cannot be read as a tokenizer"),
             ("tokenizer_config.json", '{"eos_token": "<nope>"}', "eos_token='<nope>' is not a token"),
             ("tokenizer_config.json", '{"added_tokens_decoder": {"x": 1}}', "not a table of tokens and ids"),
             ("tokenizer_config.json", '{"added_tokens_decoder": {"7": {"content": "<s>"}}}', "the id 7.*makes it 1"),
@@ -377,3 +567,20 @@ class TestHuggingFace:
     def test_a_folder_without_tokenizer_json_says_what_to_do(self, from_hf: Build, tmp_path: Path) -> None:
         with pytest.raises(ModelError, match=r"has no tokenizer\.json.*GGUF"):
             from_hf(tmp_path)
+
+
+_METASPACE: dict[str, tuple[Tokenizer, LibraryTokenizer]] = {}
+
+
+def _with_metaspace(build: Build, folders: pytest.TempPathFactory, scheme: str) -> tuple[Tokenizer, LibraryTokenizer]:
+    """A tokenizer with this decoder, and the library's own of the same file."""
+    if scheme not in _METASPACE:
+        folder = folders.mktemp(scheme)
+        vocabulary = {"<unk>": 0, "▁": 1, "▁▁": 2, "▁the": 3, "o": 4, "▁a▁b": 5}
+        library = LibraryTokenizer(BPE(vocabulary, [], unk_token="<unk>"))
+        library.decoder = decoders.Metaspace(prepend_scheme=scheme)
+        library.add_special_tokens(["</s>"])
+        library.add_tokens([AddedToken("  ", normalized=False)])
+        library.save(str(folder / "tokenizer.json"))
+        _METASPACE[scheme] = build(folder), library
+    return _METASPACE[scheme]

@@ -14,9 +14,7 @@ from tokenloom.testing.stub_model import stub_request
 from tokenloom.testing.suite import build_choice
 
 
-def build_cache(
-    cache: str, eviction: str, num_blocks: int, settings: dict[str, object] | None = None
-) -> PrefixCache:
+def build_cache(cache: str, eviction: str, num_blocks: int, settings: dict[str, object] | None = None) -> PrefixCache:
     registry = default_registry()
     policy: PluginChoice = build_choice(registry.get("cache.eviction", eviction).info, settings or {})
     choice = build_choice(registry.get("cache", cache).info, {"eviction": policy})
@@ -36,11 +34,16 @@ def chain(letters: Sequence[object]) -> list[BlockKey]:
 
 @final
 class ServedPool:
-    """Each call of `serve` is a commit of its own, one second after the one before."""
+    """Each call of `serve` is a commit of its own, one second after the one before.
+
+    Attributes:
+        keys_to: the keys that lead to a block, its own included.
+    """
 
     def __init__(self, cache: PrefixCache, num_blocks: int) -> None:
         self.pool = KVPool(num_blocks, cache)
         self.now_s = 0.0
+        self.keys_to: dict[int, list[BlockKey]] = {}
 
     def hold(self, letters: Sequence[object], **fields: Any) -> tuple[int, list[int]]:
         """A request finds what it can, computes and publishes the rest; returns the number of hits and its blocks."""
@@ -53,6 +56,7 @@ class ServedPool:
         ids = found + self.pool.allocate(len(keys) - len(found), self.now_s)
         for index in range(len(found), len(keys)):
             self.pool.publish(keys, index, ids[index], request, self.now_s)
+            self.keys_to[ids[index]] = keys[: index + 1]
         self.pool.check()
         return len(found), ids
 
@@ -67,7 +71,7 @@ class ServedPool:
         return num_hits
 
 
-def hits_of(trace: str, eviction: str, num_usable: int, **settings: object) -> str:
+def hits_of(trace: str, cache: str, eviction: str, num_usable: int, **settings: object) -> str:
     """Serves one-block sequences, a letter each: "+" for a hit, "." for a miss."""
-    served = ServedPool(build_cache("hash", eviction, num_usable + 1, settings), num_usable + 1)
+    served = ServedPool(build_cache(cache, eviction, num_usable + 1, settings), num_usable + 1)
     return "".join("+" if served.serve(letter) else "." for letter in trace)

@@ -13,6 +13,12 @@ class TestHash(CacheSuite):
     plugin = "hash"
 
 
+class TestContiguous(CacheSuite):
+    """Reserved runs: held to finding nothing."""
+
+    plugin = "contiguous"
+
+
 class TestNone(CacheSuite):
     """No reuse: held to finding nothing."""
 

@@ -7,6 +7,7 @@ import pytest
 import tokenloom_cache
 from tokenloom.interfaces.contract import PluginConfig
 from tokenloom.plugins import Registry
+from tokenloom_cache.contiguous import ContiguousConfig
 from tokenloom_cache.fifo import FifoConfig
 from tokenloom_cache.hash import HashConfig
 from tokenloom_cache.lfu import LfuConfig
@@ -16,7 +17,7 @@ from tokenloom_cache.priority_ttl import PriorityTtlConfig
 from tokenloom_cache.radix import RadixConfig
 from tokenloom_cache.slru import SlruConfig
 
-CACHES = {"hash": HashConfig, "none": NoneConfig, "radix": RadixConfig}
+CACHES = {"contiguous": ContiguousConfig, "hash": HashConfig, "none": NoneConfig, "radix": RadixConfig}
 EVICTORS = {
     "fifo": FifoConfig,
     "lfu": LfuConfig,

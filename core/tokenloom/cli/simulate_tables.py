@@ -1,0 +1,146 @@
+"""Tables of what a simulation found: one row for each configuration, or all figures of one."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from typing import Any
+
+from tokenloom.cli.console import print_table
+from tokenloom.kv.memory_plan import format_bytes
+from tokenloom.simulation.report import meets_targets
+
+__all__ = ["print_cache_result", "print_capacity", "print_runs"]
+
+_LATENCIES = {"ttft_s": "TTFT ms", "tpot_s": "TPOT ms", "itl_s": "ITL ms", "e2e_s": "E2E ms"}
+_PERCENTILES = ("mean", "p50", "p90", "p95", "p99")
+
+
+def print_runs(results: Mapping[str, Mapping[str, Any]]) -> None:
+    """Prints one run in full, or several with a row each."""
+    if len(results) == 1:
+        _print_one(*results.values())
+        return
+    columns = (
+        "configuration",
+        "req/s",
+        "goodput req/s",
+        "SLO met",
+        "tokens/s",
+        "TTFT ms p50",
+        "p99",
+        "TPOT ms p50",
+        "p99",
+        "ITL ms p99",
+        "hit ratio",
+        "preempted",
+        "recomputed",
+        "KV used",
+    )
+    print_table(columns, [(name, *_row(result)) for name, result in results.items()])
+
+
+def print_cache_result(results: Mapping[str, Mapping[str, Any]]) -> None:
+    """Prints the hit ratio of one replay with its counts, or of several with a row each."""
+    if len(results) > 1:
+        columns = ("configuration", "hit_ratio", "hits", "references", "evicted")
+        rows = [
+            (name, f"{r['hit_ratio']:.6f}", str(r["num_hits"]), str(r["num_references"]), str(r["num_evicted"]))
+            for name, r in results.items()
+        ]
+        print_table(columns, rows)
+        return
+    (result,) = results.values()
+    rows_of_one = [
+        ("hit_ratio", f"{result['hit_ratio']:.6f}"),
+        ("hits / block references", f"{result['num_hits']} / {result['num_references']}"),
+        ("requests", str(result["num_requests"])),
+        ("different blocks", str(result["num_distinct"])),
+        ("capacity", f"{result['num_blocks'] - 1} blocks of {result['block_size']} tokens"),
+        ("evicted", str(result["num_evicted"])),
+    ]
+    print_table(("figure", "value"), rows_of_one)
+
+
+def print_capacity(lines: Mapping[str, Mapping[float, Mapping[str, Any]]]) -> None:
+    """Prints, per line of configurations, the highest rate of those tried up to which all targets were met."""
+    rows = [(line or "all", _highest_met(by_rate)) for line, by_rate in lines.items()]
+    print_table(("configuration", "requests/s with all targets met at p99"), rows)
+
+
+def _highest_met(by_rate: Mapping[float, Mapping[str, Any]]) -> str:
+    met = list(itertools.takewhile(lambda rate: meets_targets(by_rate[rate]), sorted(by_rate)))
+    return f"{met[-1]:g}" if met else f"below {min(by_rate):g}"
+
+
+def _print_one(result: Mapping[str, Any]) -> None:
+    slo, occupancy, engine = result["slo"], result["occupancy"], result["engine"]
+    rejected = f", first: {result['first_rejection']}" if result["first_rejection"] else ""
+    rows = [
+        (
+            "requests",
+            f"{result['num_completed']} of {result['num_requests']} completed, {result['num_failed']} failed, "
+            f"{result['num_rejected']} rejected{rejected}",
+        ),
+        ("simulated time", f"{result['duration_s']:.2f} s, {result['num_steps']} steps"),
+        ("requests/s", f"{result['completed_rps']:.3f}"),
+        ("output tokens/s", f"{result['output_tok_s']:.1f}"),
+        ("total tokens/s", f"{result['total_tok_s']:.1f}"),
+        (
+            "goodput",
+            f"{slo['goodput_rps']:.3f} requests/s, {slo['share_met']:.1%} within TTFT {slo['ttft_s']:g} s and TPOT "
+            f"{1000 * slo['tpot_s']:g} ms",
+        ),
+        ("targets at p99", "met" if meets_targets(result) else "missed"),
+        ("hit ratio", f"{result['hit_ratio']:.4f} of the prompt tokens"),
+        ("preemptions", _preemptions(result)),
+        (
+            "recomputed / computed",
+            f"{result['num_recomputed_tokens']} / {result['num_computed_tokens']} tokens "
+            f"({result['recomputed_share']:.2%})",
+        ),
+        ("KV in use", f"mean {occupancy['kv_mean']:.1%}, peak {occupancy['kv_peak']:.1%}"),
+        ("running", f"mean {occupancy['running_mean']:.1f}, peak {occupancy['running_peak']:.0f}"),
+        ("waiting", f"mean {occupancy['waiting_mean']:.1f}, peak {occupancy['waiting_peak']:.0f}"),
+    ]
+    if engine["num_draft_tokens"]:
+        rate = engine["num_accepted_tokens"] / engine["num_draft_tokens"]
+        rows.append(("drafts accepted", f"{engine['num_accepted_tokens']}/{engine['num_draft_tokens']} ({rate:.0%})"))
+    print_table(("figure", "value"), rows)
+    latency = result["latency"]
+    print_table(
+        ("latency", *_PERCENTILES),
+        [(name, *(_ms(latency[key][p]) for p in _PERCENTILES)) for key, name in _LATENCIES.items()],
+    )
+
+
+def _preemptions(result: Mapping[str, Any]) -> str:
+    engine = result["engine"]
+    if not engine["num_swaps"]:
+        return str(result["num_preemptions"])
+    lost = f", {engine['num_lost_swaps']} of them lost" if engine["num_lost_swaps"] else ""
+    moved = format_bytes(engine["num_swapped_bytes"])
+    return f"{result['num_preemptions']}, {engine['num_swaps']} by swap of {moved}{lost}"
+
+
+def _row(result: Mapping[str, Any]) -> tuple[str, ...]:
+    latency, slo = result["latency"], result["slo"]
+    return (
+        f"{result['completed_rps']:.2f}",
+        f"{slo['goodput_rps']:.2f}",
+        f"{slo['share_met']:.1%}",
+        f"{result['output_tok_s']:.1f}",
+        _ms(latency["ttft_s"]["p50"]),
+        _ms(latency["ttft_s"]["p99"]),
+        _ms(latency["tpot_s"]["p50"]),
+        _ms(latency["tpot_s"]["p99"]),
+        _ms(latency["itl_s"]["p99"]),
+        f"{result['hit_ratio']:.4f}",
+        str(result["num_preemptions"]),
+        f"{result['recomputed_share']:.2%}",
+        f"{result['occupancy']['kv_mean']:.1%}",
+    )
+
+
+def _ms(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{1000 * seconds:.1f}"

@@ -1,0 +1,263 @@
+"""Executor `simulated`: no model and no device; steps take virtual time, tokens are synthetic.
+
+Scheduler, KV manager, prefix cache and draft policy are the real ones and cannot tell the difference: given equal
+arrivals, token ids, acceptance and step times, they decide as they would on a real device. The attention plugin, the
+quantizer and the drafter are checked for what they can run, but not built; the device preset stands for them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, cast, final
+
+from pydantic import Field
+
+from tokenloom.batch import NewRow, RowPlan, RowResult, StepPlan, StepResult
+from tokenloom.clock import VirtualClock
+from tokenloom.errors import CapabilityError, ConfigError
+from tokenloom.executors.device_presets import DevicePreset, load_preset
+from tokenloom.executors.simulated_host import SimulatedHostMemory
+from tokenloom.executors.step_time import StepCosts, step_shape
+from tokenloom.executors.synthetic_tokens import SyntheticTokens, TokenSource, propose_drafts
+from tokenloom.interfaces.cache import CacheConfig
+from tokenloom.interfaces.executor import (
+    Executor,
+    ExecutorConfig,
+    ExecutorContext,
+    KVGroupSpec,
+    ModelFacts,
+    ModelTraits,
+    StepHandle,
+)
+from tokenloom.interfaces.scheduler import SchedulerConfig
+from tokenloom.kv.memory_plan import MemoryBudget, MemoryPlan, plan_memory
+
+__all__ = ["SimulatedExecutor", "SimulatedExecutorConfig", "SimulatedModel"]
+
+_Share = Annotated[float, Field(ge=0.0, le=1.0)]
+
+
+class SimulatedExecutorConfig(ExecutorConfig):
+    """Settings of the simulated executor."""
+
+    device: str = Field(
+        default="h100_8b", description="Device preset, or the file of one that `tokenloom calibrate` wrote."
+    )
+    acceptance: Annotated[tuple[_Share, ...], Field(min_length=1)] = Field(
+        default=(0.7,),
+        description="How likely a draft is right if those before it are, by depth; the last rate holds beyond.",
+    )
+    draft_step_s: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] = Field(
+        default=0.0, description="Seconds that a step takes longer for each draft of its longest proposal."
+    )
+    swap_loss: _Share = Field(
+        default=0.0, description="Share of swaps to host memory that fail, to see what becomes of their requests."
+    )
+
+    def build(self, context: ExecutorContext) -> Executor:
+        if not isinstance(context.clock, VirtualClock):
+            raise ConfigError(
+                "executor=simulated computes no text and runs under a virtual clock; use it with `tokenloom simulate`, "
+                "or choose executor=local"
+            )
+        preset = load_preset(self.device)
+        _check_settings(context, preset)
+        facts = _facts(context, preset)
+        tokens = SyntheticTokens(facts.vocab_size, self.acceptance)
+        model = SimulatedModel(
+            facts, preset.costs, preset.kv_bytes_per_token, preset.host_bytes_per_s, self.draft_step_s, self.swap_loss
+        )
+        return SimulatedExecutor(model, tokens, context.clock)
+
+
+def _check_settings(context: ExecutorContext, preset: DevicePreset) -> None:
+    """Refuses settings that would change a real run, but that the preset has fixed."""
+    config = context.config
+    fixed = {
+        "model.source": (config.model.source, "default"),
+        "model.revision": (config.model.revision, None),
+        "model.dtype": (config.model.dtype, "auto", preset.dtype),
+        "model.device": (config.model.device, "auto", preset.device),
+        "quant": (config.quant.name, preset.quant),
+    }
+    reasons = [
+        f"{key}={value} is not what executor.device={preset.name} stands for; leave it at {allowed[0]}, or choose a "
+        "preset that was made with it"
+        for key, (value, *allowed) in fixed.items()
+        if value not in allowed
+    ]
+    longest = config.model.max_model_len
+    if longest is not None and longest > preset.model.max_model_len:
+        reasons.append(f"model.max_model_len={longest} exceeds the model's own {preset.model.max_model_len}")
+    if reasons:
+        raise CapabilityError(reasons)
+    context.check_model(ModelTraits(preset.model.head_dim, False, False, preset.device, preset.dtype))
+
+
+def _facts(context: ExecutorContext, preset: DevicePreset) -> ModelFacts:
+    cache = cast(CacheConfig, context.config.cache.config)
+    plan = _plan_memory(context, preset, cache)
+    longest = context.config.model.max_model_len
+    return ModelFacts(
+        max_model_len=preset.model.max_model_len if longest is None else longest,
+        vocab_size=preset.model.vocab_size,
+        eos_token_ids=(),
+        kv_groups=_groups(preset, cache.block_size),
+        num_blocks=plan.num_blocks,
+        block_root=hashlib.sha256(f"simulated {preset.model_dump_json()} {cache.block_size}".encode()).digest(),
+        memory=plan.breakdown,
+        device=f"simulated {preset.name}",
+        dtype=preset.dtype,
+    )
+
+
+def _plan_memory(context: ExecutorContext, preset: DevicePreset, cache: CacheConfig) -> MemoryPlan:
+    scheduler, model = cast(SchedulerConfig, context.config.scheduler.config), preset.model
+    num_logits_rows = min(scheduler.max_num_seqs, scheduler.max_num_batched_tokens)
+    budget = MemoryBudget(
+        weights=model.weight_bytes,
+        activation_peak=scheduler.max_num_batched_tokens * preset.activation_peak_bytes
+        + 2 * 4 * num_logits_rows * model.vocab_size,
+        workspace=0,
+        available=preset.memory_bytes - model.weight_bytes,
+    )
+    return plan_memory(
+        budget, _groups(preset, cache.block_size), cache.block_size, cache.memory_fraction, cache.num_blocks
+    )
+
+
+def _groups(preset: DevicePreset, block_size: int) -> tuple[KVGroupSpec, ...]:
+    layers = tuple(f"layers.{index}" for index in range(preset.model.num_layers))
+    return (KVGroupSpec(0, layers, window=None, page_bytes=preset.kv_bytes_per_token * block_size),)
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedModel:
+    """What runs.
+
+    Attributes:
+        facts: as the engine knows them.
+        costs: what a step costs.
+        kv_bytes_per_token: keys and values of one token.
+        host_bytes_per_s: bandwidth between device and host memory.
+        draft_step_s: what a step costs more for each draft of its longest proposal.
+        swap_loss: share of exports that never arrive.
+    """
+
+    facts: ModelFacts
+    costs: StepCosts
+    kv_bytes_per_token: int
+    host_bytes_per_s: float = 1e9
+    draft_step_s: float = 0.0
+    swap_loss: float = 0.0
+
+
+@final
+class _Pending(StepHandle):
+    """A step that ends at a moment of virtual time; waiting for it moves the clock there."""
+
+    def __init__(self, step: StepResult, end_s: float, clock: VirtualClock) -> None:
+        self._step = step
+        self._end_s = end_s
+        self._clock = clock
+
+    def is_done(self) -> bool:
+        return self._clock.now() >= self._end_s
+
+    def result(self) -> StepResult:
+        self._clock.advance_to(self._end_s)
+        return self._step
+
+
+@dataclass(slots=True)
+class _Row:
+    """A request that the executor knows: what its tokens depend on, how many there are, and why it cannot run."""
+
+    seed: int
+    choice_index: int
+    num_outputs: int
+    refusal: str | None
+
+
+@final
+class SimulatedExecutor(Executor):
+    """Answers each step at once, and lets it end when the model says so. Steps run one after the other."""
+
+    def __init__(self, model: SimulatedModel, tokens: TokenSource, clock: VirtualClock) -> None:
+        self._model = model
+        self._tokens = tokens
+        self._clock = clock
+        self._rows: dict[str, _Row] = {}
+        self._host = SimulatedHostMemory(model.facts.kv_groups, model.host_bytes_per_s, model.swap_loss)
+        self._free_at_s = clock.now()
+
+    def model_facts(self) -> ModelFacts:
+        return self._model.facts
+
+    def launch(self, plan: StepPlan) -> StepHandle:
+        for request_id in plan.removed:
+            del self._rows[request_id]
+        times_s: dict[str, float] = {"forward": 0.0}
+        lost: tuple[str, ...] = ()
+        if plan.transfers:
+            times_s["transfer"], lost = self._host.move(plan.transfers)
+        rows = tuple([self._run(row) for row in plan.rows])
+        if rows:
+            times_s["forward"] = self._forward_s(plan, rows)
+        self._free_at_s = max(self._free_at_s, self._clock.now()) + sum(times_s.values())
+        return _Pending(StepResult(plan.step_id, rows, times_s, lost), self._free_at_s, self._clock)
+
+    def close(self) -> None:
+        self._rows.clear()
+
+    def _forward_s(self, plan: StepPlan, rows: Sequence[RowResult]) -> float:
+        model = self._model
+        duration_s = model.costs.duration_s(step_shape(plan, model.kv_bytes_per_token))
+        if not model.draft_step_s:
+            return duration_s
+        return duration_s + model.draft_step_s * max(len(row.next_draft_token_ids) for row in rows)
+
+    def _run(self, plan: RowPlan) -> RowResult:
+        name = plan.request_id
+        if plan.new is not None:
+            assert name not in self._rows, f"{name} joins twice"
+            self._rows[name] = _join(plan.new)
+        row = self._rows[name]
+        if row.refusal is not None:
+            return RowResult(name, [], error=row.refusal)
+        if not plan.samples:
+            return RowResult(name, [])
+        emitted = self._verify(row, plan.draft_token_ids)
+        drafts: tuple[int, ...] = ()
+        if plan.max_drafts:
+            vocab_size = self._model.facts.vocab_size
+            drafts = propose_drafts(
+                self._tokens, vocab_size, row.seed, row.choice_index, row.num_outputs, plan.max_drafts
+            )
+        return RowResult(name, emitted, len(emitted) - 1, drafts)
+
+    def _verify(self, row: _Row, drafts: tuple[int, ...]) -> list[int]:
+        """The accepted drafts and the token behind them."""
+        emitted = [self._tokens.token(row.seed, row.choice_index, row.num_outputs)]
+        for draft in drafts:
+            if draft != emitted[-1]:
+                break
+            emitted.append(self._tokens.token(row.seed, row.choice_index, row.num_outputs + len(emitted)))
+        row.num_outputs += len(emitted)
+        return emitted
+
+
+def _join(new: NewRow) -> _Row:
+    params = new.params
+    needs = {
+        "logprobs": params.logprobs is not None,
+        "prompt_logprobs": params.prompt_logprobs is not None,
+        "a constraint": new.constraint is not None,
+        "logits processors": bool(new.processors),
+        "min_tokens with stop tokens": params.min_tokens > 0 and bool(new.forbidden_stop_ids),
+    }
+    asked = ", ".join(name for name, is_asked in needs.items() if is_asked)
+    refusal = f"executor=simulated has no logits for {asked}; leave it out" if asked else None
+    return _Row(new.seed, new.choice_index, len(new.token_ids) - new.num_prompt_tokens, refusal)

@@ -1,0 +1,95 @@
+"""Plots of an experiment: a panel for each figure, as lines over a swept number or as bars."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tokenloom.errors import ConfigError
+from tokenloom.experiments.figures import PointResult, figure
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+__all__ = ["check_plotting", "draw_figures", "swept_number"]
+
+_PANELS_IN_A_ROW = 3
+
+
+def check_plotting() -> None:
+    """Raises ConfigError if no plot could be drawn."""
+    if find_spec("matplotlib") is None:
+        raise ConfigError(
+            "plot=true needs matplotlib, which is not installed: pip install 'tokenloom[plot]', or say plot=false"
+        )
+
+
+def swept_number(points: Sequence[PointResult]) -> str | None:
+    """The key that goes on the horizontal axis: the one with most values, at least two, all of them numbers."""
+    keys = dict.fromkeys(key for point in points for key in point.changes)
+    values = {key: {point.changes.get(key, "") for point in points} for key in keys}
+    numeric = [key for key, found in values.items() if len(found) > 1 and all(map(_is_number, found))]
+    return max(numeric, key=lambda key: len(values[key]), default=None)
+
+
+def draw_figures(points: Sequence[PointResult], figures: Sequence[str], path: Path) -> None:
+    """Draws the figures of all points that did not fail to a file. Draws nothing if all failed."""
+    # Imported here: matplotlib is optional, and slow to load.
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    done = [point for point in points if point.result is not None]
+    if not done:
+        return
+    num_columns = min(_PANELS_IN_A_ROW, len(figures))
+    num_rows = -(-len(figures) // num_columns)
+    page = Figure(figsize=(4.5 * num_columns, 3.6 * num_rows), layout="constrained")
+    FigureCanvasAgg(page)
+    panels = page.subplots(num_rows, num_columns, squeeze=False).flatten()
+    axis_key = swept_number(done)
+    for panel, name in zip(panels, figures, strict=False):
+        if axis_key is None:
+            _draw_bars(panel, done, name)
+        else:
+            _draw_lines(panel, done, name, axis_key)
+    for panel in panels[len(figures) :]:
+        panel.set_visible(False)
+    page.savefig(path)
+
+
+def _draw_bars(panel: Axes, points: Sequence[PointResult], name: str) -> None:
+    values = [_number(point, name) for point in points]
+    panel.barh([point.name for point in points], [value or 0.0 for value in values])
+    panel.invert_yaxis()
+    panel.tick_params(axis="y", labelsize="x-small")
+    panel.set(title=name)
+
+
+def _draw_lines(panel: Axes, points: Sequence[PointResult], name: str, axis_key: str) -> None:
+    lines: dict[str, list[tuple[float, float]]] = {}
+    for point in points:
+        value = _number(point, name)
+        rest = " ".join(f"{key}={text}" for key, text in point.changes.items() if key != axis_key)
+        if value is not None:
+            lines.setdefault(rest, []).append((float(point.changes[axis_key]), value))
+    for label, line in lines.items():
+        ordered = sorted(line)
+        panel.plot([x for x, _ in ordered], [y for _, y in ordered], marker="o", label=label or None)
+    panel.set(title=name, xlabel=axis_key)
+    if panel.get_legend_handles_labels()[1]:
+        panel.legend(fontsize="x-small")
+
+
+def _number(point: PointResult, name: str) -> float | None:
+    value = figure(point.result or {}, name)
+    return float(value) if isinstance(value, int | float) else None
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,66 @@
+"""What a preemption costs, by what steps and transfers took so far: to compute a victim's KV again, or to move it."""
+
+from __future__ import annotations
+
+from typing import final
+
+__all__ = ["PreemptionCost"]
+
+_KEEP = 0.98
+"""Weight of the past, per step: half of it is gone after 35 steps."""
+
+
+@final
+class PreemptionCost:
+    """Seconds per computed token and per moved byte, as decaying averages over steps.
+
+    Tokens are the slope of step time over step size where sizes differ, since a step has a fixed cost that one more
+    token does not add to; else their average.
+    """
+
+    def __init__(self) -> None:
+        self._weight = 0.0
+        self._tokens = 0.0
+        self._seconds = 0.0
+        self._tokens_squared = 0.0
+        self._tokens_seconds = 0.0
+        self._moved_bytes = 0.0
+        self._moving_s = 0.0
+
+    def observe(self, num_tokens: int, duration_s: float, moved_bytes: int, transfer_s: float) -> None:
+        """Learns from a step; `transfer_s` is the part of its duration that moving `moved_bytes` took."""
+        if num_tokens:
+            forward_s = max(0.0, duration_s - transfer_s)
+            self._weight = _KEEP * self._weight + 1.0
+            self._tokens = _KEEP * self._tokens + num_tokens
+            self._seconds = _KEEP * self._seconds + forward_s
+            self._tokens_squared = _KEEP * self._tokens_squared + num_tokens * num_tokens
+            self._tokens_seconds = _KEEP * self._tokens_seconds + num_tokens * forward_s
+        if moved_bytes:
+            self._moved_bytes = _KEEP * self._moved_bytes + moved_bytes
+            self._moving_s = _KEEP * self._moving_s + transfer_s
+
+    @property
+    def per_token_s(self) -> float:
+        """Seconds that one more token takes; 0 before the first step."""
+        if not self._weight:
+            return 0.0
+        spread = self._tokens_squared * self._weight - self._tokens * self._tokens
+        if spread > 1e-9 * self._tokens_squared * self._weight:
+            slope = (self._tokens_seconds * self._weight - self._tokens * self._seconds) / spread
+            if slope > 0.0:
+                return slope
+        return self._seconds / self._tokens
+
+    @property
+    def per_byte_s(self) -> float | None:
+        """Seconds to move one byte one way; None before the first transfer."""
+        return self._moving_s / self._moved_bytes if self._moved_bytes else None
+
+    def is_swap_cheaper(self, num_tokens: int, num_bytes: int) -> bool:
+        """Whether moving `num_bytes` away and back takes less than computing `num_tokens` again.
+
+        As long as nothing was moved, it is tried, to find out.
+        """
+        per_byte_s = self.per_byte_s
+        return per_byte_s is None or 2 * num_bytes * per_byte_s < num_tokens * self.per_token_s

@@ -1,0 +1,150 @@
+"""Replays a workload through the real engine under a virtual clock, and sums up what came of it."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, final
+
+from tokenloom.clock import VirtualClock
+from tokenloom.engine import Engine
+from tokenloom.engine_builder import build_engine
+from tokenloom.engine_config import EngineConfig
+from tokenloom.errors import RequestError
+from tokenloom.plugins import Registry
+from tokenloom.request_factory import RequestFactory, RequestTraits
+from tokenloom.sampling_params import SamplingParams
+from tokenloom.simulation.kv_use import KVUse
+from tokenloom.simulation.measurements import LatencyRecorder, Occupancy, SloTargets
+from tokenloom.simulation.prompts import PromptMaker
+from tokenloom.simulation.report import summarize
+from tokenloom.simulation.timed_request import TimedRequest
+
+__all__ = ["SimulationRun", "simulate"]
+
+
+@dataclass(frozen=True, slots=True)
+class SimulationRun:
+    """One run: the figures as plain data, and TTFT and TPOT of each completed request, for plots."""
+
+    result: dict[str, Any]
+    samples: dict[str, Sequence[float]]
+
+
+def simulate(
+    config: EngineConfig,
+    requests: Sequence[TimedRequest],
+    targets: SloTargets,
+    *,
+    registry: Registry | None = None,
+    progress: Callable[[int], None] = lambda _: None,
+    measures_kv_use: bool = False,
+) -> SimulationRun:
+    """Runs a workload once.
+
+    Args:
+        config: with executor=simulated, or another executor that lives under a virtual clock.
+        requests: in order of arrival. Each generates exactly its output tokens, unless the context ends first. One that
+            can never run is counted as rejected.
+        targets: what goodput is measured against; schedulers see them, too.
+        registry: the installed plugins by default.
+        progress: told how many requests have ended.
+        measures_kv_use: also report what share of KV memory holds tokens (`kv_use`); takes a little longer.
+
+    Raises:
+        ConfigError, CapabilityError, OutOfMemoryError: the configuration cannot run.
+        PluginContractError, EngineDeadError: a plugin failed.
+    """
+    assert requests, "a workload without requests"
+    clock = VirtualClock()
+    engine = build_engine(config, registry=registry, clock=clock)
+    replay = _Replay(engine, clock, config, targets, registry, KVUse() if measures_kv_use else None)
+    start_s = time.perf_counter()
+    try:
+        with _without_old_objects():
+            replay.run(requests, progress)
+    finally:
+        engine.close()
+    wall_s = time.perf_counter() - start_s
+    return SimulationRun(replay.result(requests, wall_s), dict(replay.latencies.samples()))
+
+
+@contextmanager
+def _without_old_objects() -> Iterator[None]:
+    """Takes what exists out of the garbage collector's sight; else it walks all of it again and again."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
+@final
+class _Replay:
+    """One engine and the workload on its way through it."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        clock: VirtualClock,
+        config: EngineConfig,
+        targets: SloTargets,
+        registry: Registry | None,
+        kv_use: KVUse | None,
+    ) -> None:
+        self._engine = engine
+        self._clock = clock
+        self._targets = targets
+        self._kv_use = kv_use
+        self._traits = RequestTraits(ttft_slo_s=targets.ttft_s, tpot_slo_s=targets.tpot_s)
+        facts = engine.facts
+        self._factory = RequestFactory(engine.limits, facts.eos_token_ids, config.engine.seed, clock, registry)
+        self._prompts = PromptMaker(facts.vocab_size)
+        self._params: dict[int, SamplingParams] = {}
+        self._rejections: list[str] = []
+        self.latencies = LatencyRecorder(targets)
+        self._num_usable_blocks = sum(count - 1 for count in facts.num_blocks)
+        self._occupancy = Occupancy(self._num_usable_blocks)
+
+    def run(self, requests: Sequence[TimedRequest], progress: Callable[[int], None]) -> None:
+        """Steps until every request has ended. Who arrives during a step joins when it has landed."""
+        engine, clock, coming = self._engine, self._clock, 0
+        while coming < len(requests) or engine.has_work():
+            if not engine.has_work():
+                clock.advance_to(requests[coming].arrival_s)
+            while coming < len(requests) and requests[coming].arrival_s <= clock.now():
+                self._add(requests[coming])
+                coming += 1
+            self._step()
+            progress(self.latencies.num_ended + len(self._rejections))
+
+    def _step(self) -> None:
+        engine, start_s = self._engine, self._clock.now()
+        for output in engine.step():
+            self.latencies.take(output)
+        duration_s = self._clock.now() - start_s
+        self._occupancy.take(duration_s, engine.kv_usage(), engine.num_running, engine.num_waiting)
+        if self._kv_use is not None:
+            self._kv_use.take(duration_s, engine)
+
+    def _add(self, timed: TimedRequest) -> None:
+        count = timed.num_output_tokens
+        if count not in self._params:
+            self._params[count] = SamplingParams(max_tokens=count, ignore_eos=True)
+        request = self._factory.make(self._prompts.make(timed), self._params[count], self._traits)[0]
+        request.arrival_time_s = timed.arrival_s
+        try:
+            self._engine.add_request(request)
+        except RequestError as error:
+            self._rejections.append(f"{request.request_id}: {error}")
+
+    def result(self, requests: Sequence[TimedRequest], wall_s: float) -> dict[str, Any]:
+        """All figures, as plain data."""
+        figures = summarize(
+            self._engine, requests, self.latencies, self._occupancy, self._targets, self._rejections, wall_s
+        )
+        return figures if self._kv_use is None else {**figures, "kv_use": self._kv_use.summary()}

@@ -1,0 +1,251 @@
+"""Runs one case of the stress test and checks it: every invariant at every step, every request to its end."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import final
+
+from tokenloom.errors import RequestError
+from tokenloom.interfaces.contract import PluginConfig
+from tokenloom.request import FinishReason, Request
+from tokenloom.testing.engine_harness import ChosenDrafts, EngineHarness, oracle_drafts
+from tokenloom.testing.stress_case import StressCase, StressRequest
+
+__all__ = ["StressCounts", "run_case"]
+
+_IN_LINE = frozenset({"fcfs", "slo_adaptive", "static_batch"})
+"""Schedulers that state order of arrival."""
+_AGEING = frozenset({"sjf", "deadline", "prefix_affinity"})
+"""Schedulers that state order of arrival for those that waited longer than `max_wait_s`."""
+_MOST_LEVELS = 2
+"""Between the most and the least urgent priority of the traffic."""
+
+
+@final
+@dataclass(slots=True)
+class StressCounts:
+    """What happened, summed over cases. `worst_wait` is the largest share of its bound that a request waited."""
+
+    num_cases: int = 0
+    num_steps: int = 0
+    num_requests: int = 0
+    num_refused: int = 0
+    num_aborted: int = 0
+    num_preemptions: int = 0
+    num_swaps: int = 0
+    num_lost_swaps: int = 0
+    num_refused_swaps: int = 0
+    num_cached_tokens: int = 0
+    num_recomputed_tokens: int = 0
+    num_computed_tokens: int = 0
+    num_accepted_tokens: int = 0
+    worst_wait: float = 0.0
+
+    def add(self, other: StressCounts) -> None:
+        """Adds what happened in other cases."""
+        for field in fields(self):
+            mine, theirs = getattr(self, field.name), getattr(other, field.name)
+            setattr(self, field.name, max(mine, theirs) if field.name == "worst_wait" else mine + theirs)
+
+
+def run_case(case: StressCase, kept: Collection[int] | None = None) -> StressCounts:
+    """Runs a case to its end.
+
+    Args:
+        case: from `draw_case`.
+        kept: indices of the requests that arrive; all by default. For smaller reproductions.
+
+    Raises:
+        AssertionError: a check failed. Errors of the engine and of plugins pass through.
+    """
+    run = _Run(case, range(len(case.requests)) if kept is None else kept)
+    run.play()
+    run.check_end()
+    return run.counts()
+
+
+@final
+class _Run:
+    def __init__(self, case: StressCase, kept: Collection[int]) -> None:
+        self._case = case
+        self._coming = {f"r{index}": case.requests[index] for index in sorted(kept)}
+        self._bounds = _wait_bounds(case, self._coming)
+        self._harness = _build(case)
+        self._harness.executor.faults.row_errors = {
+            name: asked.fails_at for name, asked in self._coming.items() if asked.fails_at is not None
+        }
+        self._harness.executor.faults.lost_exports = {name for name, asked in self._coming.items() if asked.loses_swaps}
+        self._live: dict[str, Request] = {}
+        self._early: set[str] = set()
+        self._num_refused = 0
+        self._worst_wait = 0.0
+
+    def play(self) -> None:
+        """Arrivals, aborts and steps until all have ended."""
+        last = max((asked.step for asked in self._coming.values()), default=0)
+        total = sum(len(asked.prompt) + asked.max_tokens for asked in self._coming.values())
+        for step in range(last + 200 + 20 * total):
+            self._arrive(step)
+            self._intervene(step)
+            if self._harness.engine.has_work():
+                self._step()
+            elif step >= last:
+                return
+            else:
+                self._harness.clock.advance(1.0)
+            self._check_waits(step)
+        raise AssertionError(f"{sorted(self._live)} did not end within {step} steps")
+
+    def _arrive(self, step: int) -> None:
+        for name, asked in self._coming.items():
+            if asked.step != step:
+                continue
+            request = replace(self._harness.request(name, asked.prompt, asked.max_tokens), **asked.fields)
+            limits = self._harness.engine.limits
+            reserved = self._harness.kv.reserved_blocks(request) * self._case.block_size
+            is_feasible = (
+                max(request.num_prompt_tokens, reserved) <= limits.max_kv_tokens
+                and request.num_prompt_tokens < limits.max_model_len
+            )
+            try:
+                self._harness.add(request)
+            except RequestError:
+                assert not is_feasible, f"{name} was refused, though it fits {limits}"
+                self._num_refused += 1
+                continue
+            assert is_feasible, f"{name} was accepted, though it cannot run within {limits}"
+            self._live[name] = request
+
+    def _intervene(self, step: int) -> None:
+        engine = self._harness.engine
+        if step in self._case.resets:
+            engine.reset_prefix_cache()
+        for name, request in list(self._live.items()):
+            asked = self._coming[name]
+            if asked.abort_after is not None and asked.step + asked.abort_after == step:
+                assert engine.abort(name) is not None, f"{name} could not be aborted"
+                assert engine.abort(name) is None, f"{name} was aborted twice"
+            elif asked.cut_after is not None and request.num_output_tokens >= asked.cut_after:
+                assert engine.truncate(name, asked.cut_after, "stop") is not None, f"{name} could not be cut"
+                del self._harness.tokens[name][asked.cut_after :]
+            else:
+                continue
+            self._early.add(name)
+            del self._live[name]
+
+    def _step(self) -> None:
+        num_plans = len(self._harness.executor.plans)
+        outputs = self._harness.step()
+        plans = self._harness.executor.plans[num_plans:]
+        assert len(plans) == 1, f"{len(plans)} plans in one step"
+        assert plans[0].rows or plans[0].transfers, f"step {plans[0].step_id} makes no progress"
+        for output in outputs:
+            if output.finish_reason is not None:
+                del self._live[output.request_id]
+            if output.finish_reason is FinishReason.ERROR:
+                self._early.add(output.request_id)
+        if plans[0].transfers:
+            self._harness.clock.advance(self._case.swap_delay_s)
+
+    def _check_waits(self, step: int) -> None:
+        for name in self._live if self._bounds else ():
+            waited, bound = step + 1 - self._coming[name].step, self._bounds[name]
+            self._worst_wait = max(self._worst_wait, waited / bound)
+            assert waited <= bound, f"{name} starves: not ended after {waited} steps, the stated bound is {bound}"
+
+    def check_end(self) -> None:
+        """Nothing is left, and each request yielded what it yields alone, or the beginning of it."""
+        harness = self._harness
+        harness.check_idle()
+        assert harness.kv.host.used_bytes == 0, f"{harness.kv.host.used_bytes} bytes of host memory leaked"
+        harness.check_truth(but=self._early)
+        for name in sorted(self._early):
+            truth, tokens = harness.model.verdict(harness.requests[name]).token_ids, harness.tokens.get(name, [])
+            assert tokens == truth[: len(tokens)], f"{name}: other tokens than alone, before it was ended"
+
+    def counts(self) -> StressCounts:
+        """Figures of the whole case."""
+        stats = self._harness.engine.stats
+        return StressCounts(
+            num_cases=1,
+            num_steps=stats.num_steps,
+            num_requests=len(self._coming),
+            num_refused=self._num_refused,
+            num_aborted=len(self._early),
+            num_preemptions=stats.num_preemptions,
+            num_swaps=stats.num_swaps,
+            num_lost_swaps=stats.num_lost_swaps,
+            num_refused_swaps=stats.num_refused_swaps,
+            num_cached_tokens=stats.num_cached_tokens,
+            num_recomputed_tokens=stats.num_recomputed_tokens,
+            num_computed_tokens=stats.num_computed_tokens,
+            num_accepted_tokens=stats.num_accepted_tokens,
+            worst_wait=self._worst_wait,
+        )
+
+
+def _build(case: StressCase) -> EngineHarness:
+    most = case.num_drafts
+    return EngineHarness(
+        num_blocks=case.num_blocks,
+        block_size=case.block_size,
+        groups=case.groups,
+        cache=case.cache.build,
+        max_num_seqs=case.scheduler.max_num_seqs,
+        budget=case.scheduler.max_num_batched_tokens,
+        max_model_len=case.max_model_len,
+        vocab_size=case.vocab_size if case.vocab_size > 5 else 5,
+        scheduler=case.scheduler.build,
+        draft_policy=ChosenDrafts(lambda *_: most) if most else None,
+        drafts=(lambda model: oracle_drafts(model, lambda _, length: length % (most + 1))) if most else None,
+        checks="full",
+        preempt_mode=case.preempt_mode,
+        host_memory_bytes=case.host_memory_bytes,
+        partial_preemption=case.partial_preemption,
+    )
+
+
+def _wait_bounds(case: StressCase, coming: Mapping[str, StressRequest]) -> dict[str, int]:
+    """By request, how many steps it may take; empty where the scheduler states no bound.
+
+    A policy states who may be served before a request. Were all of them served one after the other, a token a step,
+    it would still end by then.
+    """
+    return {name: bound for name in coming if (bound := _wait_bound(case, coming, coming[name])) is not None}
+
+
+def _wait_bound(case: StressCase, coming: Mapping[str, StressRequest], asked: StressRequest) -> int | None:
+    scheduler = case.combination.scheduler
+    if scheduler == "fair_share":
+        return _fair_share_bound(case, coming, asked)
+    lead_s = _lead_s(case.scheduler, scheduler)
+    if lead_s is None:
+        return None
+    return int(lead_s) + sum(_length(other) for other in coming.values() if other.step <= asked.step + lead_s)
+
+
+def _lead_s(config: PluginConfig, name: str) -> float | None:
+    """How much later than a request others may arrive and still pass it; None if nothing is stated. A step is 1 s."""
+    values = dict(config)
+    if name in _IN_LINE:
+        return 0.0
+    if name == "priority":
+        return None if values["ageing_s"] is None else _MOST_LEVELS * float(values["ageing_s"])
+    return float(values["max_wait_s"]) if name in _AGEING else None
+
+
+def _fair_share_bound(case: StressCase, coming: Mapping[str, StressRequest], asked: StressRequest) -> int:
+    """Each other tenant gets at most as much service as this one up to the request, and the gap that is stated."""
+    values, tenant = dict(case.scheduler), asked.fields["tenant"]
+    input_cost, output_cost = float(values["input_cost"]), float(values["output_cost"])
+    own = [other for other in coming.values() if other.fields["tenant"] == tenant and other.step <= asked.step]
+    num_others = len({other.fields["tenant"] for other in coming.values()} - {tenant})
+    most_running = min(case.num_blocks) * case.block_size
+    gap = 2 * max(input_cost * case.max_model_len, output_cost * most_running)
+    service = sum(input_cost * len(other.prompt) + output_cost * other.max_tokens for other in own)
+    return int(sum(map(_length, own)) + num_others * (service + gap) / min(input_cost, output_cost))
+
+
+def _length(asked: StressRequest) -> int:
+    return len(asked.prompt) + asked.max_tokens

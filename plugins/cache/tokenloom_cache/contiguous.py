@@ -1,0 +1,100 @@
+"""The classical baseline: each request reserves one run of neighbouring blocks of the maximum length when it starts.
+
+What it shows: slots that are reserved and never used (internal fragmentation), and free blocks that lie too far apart
+for another run (external fragmentation). `Engine.kv_fragmentation` reports both.
+
+Source: Kwon et al., "Efficient Memory Management for Large Language Model Serving with PagedAttention" (2023), section
+3.1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Literal, final
+
+from pydantic import Field
+
+from tokenloom.interfaces.cache import (
+    BlockKey,
+    CacheConfig,
+    CacheContext,
+    EvictionKey,
+    EvictionPolicy,
+    PrefixCache,
+    Reservation,
+    Touch,
+)
+from tokenloom.request import RequestView
+
+__all__ = ["ContiguousCache", "ContiguousConfig"]
+
+
+class ContiguousConfig(CacheConfig):
+    """Settings of the contiguous cache."""
+
+    reserve: Literal["max_model_len", "max_tokens"] = Field(
+        default="max_model_len",
+        description="Length of a run: max_model_len is the longest sequence there may be; max_tokens the longest that "
+        "the request asks for, so that runs differ.",
+    )
+
+    def build(self, context: CacheContext) -> PrefixCache:
+        return ContiguousCache(context, self.reserve)
+
+
+@final
+class ContiguousCache(PrefixCache):
+    """Indexes nothing, and reserves everything."""
+
+    def __init__(
+        self, context: CacheContext, reserve: Literal["max_model_len", "max_tokens"] = "max_model_len"
+    ) -> None:
+        self._block_size = context.block_size
+        self._max_model_len = context.max_model_len
+        self._reserves_all = reserve == "max_model_len"
+        self._policy = _NothingToEvict()
+
+    @property
+    def stores_prefixes(self) -> bool:
+        return False
+
+    @property
+    def reserves_runs(self) -> bool:
+        return True
+
+    def match(self, keys: Sequence[BlockKey], window_blocks: int | None = None) -> list[int]:
+        return []
+
+    def insert(self, keys: Sequence[BlockKey], index: int, block_id: int) -> bool:
+        return False
+
+    def remove(self, block_id: int) -> Iterable[int]:
+        raise AssertionError(f"block {block_id} was never indexed")
+
+    def is_evictable(self, block_id: int) -> bool:
+        return False
+
+    def __contains__(self, block_id: object) -> bool:
+        return False
+
+    def __len__(self) -> int:
+        return 0
+
+    def reservation(self, request: RequestView) -> Reservation:
+        # The last token's KV is never stored.
+        longest = self._max_model_len if self._reserves_all else max(1, request.max_total_tokens - 1)
+        return Reservation(-(-longest // self._block_size), contiguous=True)
+
+    def eviction_policy(self) -> EvictionPolicy:
+        return self._policy
+
+
+@final
+class _NothingToEvict(EvictionPolicy):
+    """Is never asked, as nothing is indexed."""
+
+    def on_touch(self, touch: Touch) -> Iterable[tuple[int, EvictionKey]]:
+        return ()
+
+    def on_remove(self, block_id: int) -> None:
+        """Nothing to forget."""

@@ -1,0 +1,77 @@
+"""The classical baseline: a batch is admitted, and nobody joins until its last request has ended."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from typing import final
+
+from pydantic import Field
+
+from tokenloom.interfaces.contract import PluginChoice
+from tokenloom.interfaces.scheduler import Ledger, Scheduler, SchedulerContext, SchedulerView
+from tokenloom.interfaces.scheduler_events import RequestArrived, RequestFinished, SchedulerEvent, StepLanded
+from tokenloom.interfaces.scheduling_policy import SchedulingPolicy, StepLimits, VictimPolicy
+from tokenloom.request import RequestView
+from tokenloom.scheduling import PolicyScheduler
+from tokenloom_schedulers.prefill_settings import PrefillSettings
+
+__all__ = ["StaticBatchConfig", "StaticBatchPolicy"]
+
+
+class StaticBatchConfig(PrefillSettings):
+    """Settings of the static_batch scheduler. `max_num_seqs` is the size of a batch."""
+
+    victim: PluginChoice = Field(description="Whom to preempt when KV blocks run out.")
+
+    def build(self, context: SchedulerContext) -> Scheduler:
+        return PolicyScheduler(StaticBatchPolicy(self, self.victim.build(context), context.max_num_seqs))
+
+
+@final
+class StaticBatchPolicy(SchedulingPolicy):
+    """Batches of the first max_num_seqs requests that wait when the last batch has ended, or of all if they are fewer.
+
+    Members start in order of arrival as tokens and blocks allow, over several steps if need be; a slot whose request
+    has ended stays empty. It optimises nothing: it is what continuous batching is compared with.
+
+    Bound on waiting: a request waits for the batches of those that arrived before it, each as long as its longest
+    member.
+    """
+
+    def __init__(self, config: StaticBatchConfig, victims: VictimPolicy, batch_size: int) -> None:
+        self._limits = config.step_limits()
+        self._victims = victims
+        self._batch_size = batch_size
+        self._live: dict[str, None] = {}
+        self._members: set[str] = set()
+        self._num_ended_at_once = 0
+        """Members that ended in the step that formed the batch."""
+
+    def order(self, requests: Sequence[RequestView], view: SchedulerView) -> Iterable[RequestView]:
+        return requests
+
+    def admit(self, request: RequestView, view: SchedulerView, ledger: Ledger) -> bool:
+        # Without members this step forms the batch of the first to arrive, unless one that does so is in flight.
+        return request.request_id in self._members if self._members else not view.running
+
+    def step_limits(self, view: SchedulerView) -> StepLimits:
+        return self._limits
+
+    def select_victim(
+        self, request: RequestView, candidates: Sequence[RequestView], view: SchedulerView
+    ) -> RequestView | None:
+        return self._victims.select(request, candidates, view)
+
+    def observe(self, event: SchedulerEvent) -> None:
+        if isinstance(event, RequestArrived):
+            self._live[event.request.request_id] = None
+        elif isinstance(event, RequestFinished):
+            has_run = event.request.num_computed_tokens > 0
+            self._num_ended_at_once += not self._members and has_run
+            self._live.pop(event.request.request_id, None)
+            self._members.discard(event.request.request_id)
+        elif isinstance(event, StepLanded):
+            if not self._members:
+                self._members.update(islice(self._live, self._batch_size - self._num_ended_at_once))
+            self._num_ended_at_once = 0

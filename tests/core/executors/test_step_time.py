@@ -1,0 +1,43 @@
+"""What a step costs, worked out by hand."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic import ValidationError
+
+from tokenloom.batch import RowPlan, StepPlan
+from tokenloom.executors.step_time import StepCosts, StepShape, step_shape
+
+
+def row(start: int, count: int, drafts: int = 0) -> RowPlan:
+    return RowPlan("r", start, count, tuple(range(drafts)), (), samples=True)
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        ([row(9, 1)], StepShape(0, 1, 10 * 8, 0)),
+        # A chunk of 4 behind 10 tokens: its queries see 11, 12, 13 and 14 keys.
+        ([row(10, 4)], StepShape(4, 0, 14 * 8, 11 + 12 + 13 + 14)),
+        ([row(0, 3)], StepShape(3, 0, 3 * 8, 6)),
+        # One token of its own and two drafts.
+        ([row(20, 3, drafts=2)], StepShape(2, 1, 23 * 8, 0)),
+        ([row(9, 1), row(10, 4), row(20, 3, drafts=2)], StepShape(6, 2, (10 + 14 + 23) * 8, 50)),
+    ],
+)
+def test_shape_of_a_step(rows: list[RowPlan], expected: StepShape) -> None:
+    assert step_shape(StepPlan(0, tuple(rows)), kv_bytes_per_token=8) == expected
+
+
+def test_duration_is_linear_in_the_shape() -> None:
+    costs = StepCosts(step_s=1.0, prefill_token_s=10.0, decode_row_s=100.0, kv_byte_s=1000.0, attention_pair_s=0.5)
+    shape = StepShape(2, 3, 4, 6)
+    assert costs.duration_s(shape) == 1.0 + 20.0 + 300.0 + 4000.0 + 3.0
+    in_order = [getattr(costs, name) for name in StepCosts.model_fields]
+    assert sum(cost * count for cost, count in zip(in_order, shape.as_row(), strict=True)) == costs.duration_s(shape)
+
+
+@pytest.mark.parametrize("value", [-1e-9, float("nan"), float("inf")])
+def test_costs_are_finite_and_not_negative(value: float) -> None:
+    with pytest.raises(ValidationError):
+        StepCosts(step_s=value, prefill_token_s=0.0, decode_row_s=0.0, kv_byte_s=0.0)
