@@ -5,7 +5,8 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q
+# One worker a core; the tests of a file stay together, as they share what is slow to make.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --dist loadfile
 
 .PHONY: demo test check lint install model clean
 

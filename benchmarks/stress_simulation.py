@@ -8,8 +8,8 @@ must lie in every KV slot and which tokens every request must yield. Each case d
 settings, block size and count, KV groups, step budgets, drafts, preemption modes with delays and losses of swaps, and
 the traffic: priorities, tenants, targets, shared prefixes, aborts, stop strings and failing rows. The run fails at a
 broken invariant, a request that never ends or yields other tokens than alone, one that waits longer than its scheduler
-states, or a step without progress. Ctrl-C ends it with what ran so far. A failure is printed with the smallest traffic that shows it and the arguments that
-run it again.
+states, or a step without progress. A failure is printed with the smallest traffic that shows it and the arguments that
+run it again. Ctrl-C ends the run and prints what there is.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def main() -> int:
         return 0
     start_s, report = time.perf_counter(), StressReport(arguments.seed, arguments.first_case)
     with progress_bar(arguments.steps) as progress, suppress(KeyboardInterrupt):
-        run_stress(report, arguments.steps, progress=progress)
+        run_stress(report, arguments.steps, max_failures=arguments.max_failures, progress=progress)
     print_report(report, time.perf_counter() - start_s)
     if arguments.output is not None:
         rows = {str(combination): asdict(counts) for combination, counts in sorted(report.counts.items())}
@@ -68,6 +68,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=20_000, help="engine steps to run, over all cases")
     parser.add_argument("--seed", type=int, default=0, help="of all cases")
     parser.add_argument("--first-case", type=int, default=0, help="number of the first case, to go on with a run")
+    parser.add_argument("--max-failures", type=int, default=5, help="ends after so many cases that failed")
     parser.add_argument("--output", type=Path, help="JSON file for the figures of every combination")
     parser.add_argument("--case", type=int, help="run only this case; an error is shown with its traceback")
     parser.add_argument("--requests", type=int, nargs="*", help="with --case: only these of its requests")

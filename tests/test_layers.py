@@ -84,7 +84,18 @@ LAYERS: tuple[frozenset[str], ...] = (
     ),
     # 3: offline use and configuration.
     frozenset(
-        {"__init__", "bench", "compose", "experiments", "llm", "load_progress", "results", "session", "simulation"}
+        {
+            "__init__",
+            "bench",
+            "compose",
+            "experiments",
+            "llm",
+            "memory_forecast",
+            "load_progress",
+            "results",
+            "session",
+            "simulation",
+        }
     ),
     # 4: what people touch.
     frozenset({"cli", "testing"}),

@@ -19,6 +19,7 @@ from tokenloom.kv.manager import KVManager
 from tokenloom.models.weight_loading import ignore_progress
 from tokenloom.plugins import Registry, default_registry
 from tokenloom.tracing.recorder import TraceRecorder, check_trace_target
+from tokenloom.tracing.tap import DecisionTap
 
 __all__ = ["build_engine", "wire_engine"]
 
@@ -55,14 +56,13 @@ def build_engine(
     context = ExecutorContext(config, time, progress, capabilities, check_model)
     executor = cast(ExecutorConfig, config.executor.config).build(context)
     facts, file = executor.model_facts(), config.trace.file
-    recorder = None if file is None else TraceRecorder(file, config, facts)
     chosen = {choice.kind: choice.name for choice in config.choices()}
     engine = wire_engine(
         config,
         executor,
         time,
         plugins,
-        recorder=recorder,
+        tap=None if file is None else DecisionTap(TraceRecorder(file, config, facts)),
         on_close=lambda totals: plugins.notify_engine_stopped({"plugins": chosen, "totals": totals}),
     )
     plugins.notify_engine_started(
@@ -77,7 +77,7 @@ def wire_engine(
     clock: Clock,
     registry: Registry,
     *,
-    recorder: TraceRecorder | None = None,
+    tap: DecisionTap | None = None,
     on_close: Callable[[dict[str, object]], None],
 ) -> Engine:
     """Builds scheduler, KV memory and draft policy as configured, around an executor that exists.
@@ -87,19 +87,19 @@ def wire_engine(
         executor: a running one, or a replay's.
         clock: the engine's.
         registry: where capabilities are looked up.
-        recorder: takes down what is decided; None for nothing.
+        tap: hears what is decided; None for nobody.
         on_close: told the counters when the engine is closed.
     """
     facts, flags = executor.model_facts(), registry.get("executor", config.executor.name).info.capabilities.flags
-    if recorder is not None:
-        executor, clock = recorder.executor(executor), recorder.clock(clock)
+    if tap is not None:
+        executor, clock = tap.executor(executor), tap.clock(clock)
     kv = _build_kv(config, facts, clock, flags)
     limits = _limits(config, facts, kv)
     scheduler = cast(SchedulerConfig, config.scheduler.config).build(limits)
     return Engine(
         EngineParts(
             executor=executor,
-            scheduler=scheduler if recorder is None else recorder.scheduler(scheduler),
+            scheduler=scheduler if tap is None else tap.scheduler(scheduler),
             kv=kv,
             draft_policy=_draft_policy(config, limits),
             limits=limits,

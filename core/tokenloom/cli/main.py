@@ -53,6 +53,11 @@ COMMANDS: Mapping[str, LazyCommand] = {
         "tokenloom.cli.config:config", "Show the resolved configuration and where each value came from."
     ),
     "explain": LazyCommand("tokenloom.cli.explain:explain", "Explain a configuration key, a group or a plugin."),
+    "plan": LazyCommand(
+        "tokenloom.cli.plan:plan",
+        "Work out memory before a model is loaded.",
+        "tokenloom.cli.plan:PlanMemorySettings",
+    ),
     "doctor": LazyCommand("tokenloom.cli.doctor:doctor", "Examine this machine: what can run here, and why not."),
     "models": LazyCommand("tokenloom.cli.models:models", "List, fetch and remove models; list what can run."),
     "export": LazyCommand(

@@ -73,13 +73,13 @@ _TIMES = frozenset({"clock", "times_s", "arrival_s"})
 
 def first_difference(first: Mapping[str, Any], second: Mapping[str, Any]) -> tuple[str | None, str] | None:
     """The request whose part of two records of one kind differs first, and how; None if they are equal."""
-    rows = zip_longest(first.get("rows", ()), second.get("rows", ()))
-    for one, other in rows:
-        if one != other:
-            return _row_difference(one, other)
+    for row, other_row in zip_longest(first.get("rows", ()), second.get("rows", ())):
+        if row != other_row:
+            return _row_difference(row, other_row)
     for name in sorted((first.keys() | second.keys()) - _TIMES - {"rows"}):
-        if first.get(name) != second.get(name):
-            return _request_of(first, name), f"{name} is {first.get(name)} in the first, {second.get(name)} in the second"
+        one, other = first.get(name), second.get(name)
+        if one != other:
+            return _request_of(first, name), f"{name} is {one} in the first, {other} in the second"
     return None
 
 

@@ -94,10 +94,10 @@ class CacheIndexSuite(PluginSuite):
 
         Compare all 32 bytes of a key.
         """
-        index = self.index(1_000)
-        for number in range(1, 1_000):
+        index = self.index(NUM_KEYS)
+        for number in range(1, NUM_KEYS):
             index.insert(keys_of(f"prompt {number}", 1), 0, number)
-        for number in range(1, 1_100):
+        for number in range(1, NUM_KEYS + 40):
             index.match(keys_of(f"prompt {number}", 1))
 
     def test_each_byte_of_a_key_counts(self) -> None:
@@ -107,9 +107,8 @@ class CacheIndexSuite(PluginSuite):
         """
         index, first = self.index(NUM_KEYS), keys_of("prompt", 1)[0]
         index.insert([first], 0, 1)
-        others = [
-            bytes(b ^ flip * (at == place) for at, b in enumerate(first)) for place in range(32) for flip in FLIPS
-        ]
+        flips = [(place, flip) for place in range(32) for flip in FLIPS]
+        others = [bytes(byte ^ flip * (at == place) for at, byte in enumerate(first)) for place, flip in flips]
         for other in others:
             index.match([other])
         for number, other in enumerate(others, start=2):

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Any
 
-from tokenloom.compose.overrides import Grammar, collect_settings
 from tokenloom.errors import ConfigError, PluginError, did_you_mean
 from tokenloom.interfaces.contract import CONTRACT_VERSIONS, PluginInfo
 from tokenloom.plugin_target import import_class
@@ -21,10 +20,6 @@ from tokenloom.testing.outcome import Failure, Progress, SuiteOutcome
 from tokenloom.testing.suite import PluginSuite, build_choice
 
 __all__ = ["Checked", "check_plugins", "parse_settings", "select_plugins"]
-
-_PLAIN = Grammar(options={}, blocks=(), text_keys=())
-"""A plugin's settings alone: no groups to choose from, and no text that is taken literally."""
-
 
 @dataclass(frozen=True, slots=True)
 class Checked:
@@ -79,12 +74,17 @@ def parse_settings(plugin: RegisteredPlugin, words: Sequence[str], registry: Reg
     Raises:
         ConfigError: a word is no key=value, its value cannot be parsed, or the Config refuses it.
     """
+    # Imported here: Hydra's grammar takes a while to load, and listing plugins does without it.
+    from tokenloom.compose.overrides import Grammar, collect_settings
+
+    # A plugin's settings alone: no groups to choose from, and no text that is taken literally.
+    grammar = Grammar(options={}, blocks=(), text_keys=())
     settings: dict[str, Any] = {}
     for word in words:
         key, separator, _ = word.partition("=")
         if not separator or not key.strip():
             raise ConfigError(f"settings are written as key=value, got {word!r}")
-        (setting,) = collect_settings([f"{plugin.info.kind}.{word}"], {}, _PLAIN)
+        (setting,) = collect_settings([f"{plugin.info.kind}.{word}"], {}, grammar)
         sub_kind, value = setting.key, setting.value
         if sub_kind in plugin.info.sub_kinds and isinstance(value, str):
             value = build_choice(registry.get(sub_kind, value).info, {})

@@ -117,10 +117,12 @@ def check_independence(drawn: Sequence[Mapping[Draw, Proposal]]) -> None:
     one's probabilities add up to, over all pairs with such a first draft: these may depend on the first one.
     """
     for draws in drawn:
-        _check_pairs([(proposal, proposal) for proposal in draws.values()], 1, "at depths 0 and 1 of one proposal")
-        steps = [(first, draws.get(replace(key, step=1))) for key, first in draws.items() if key.step == 0]
+        # One pair for each seed: were there more, a fault of one kind would show as one of every kind.
+        firsts = {key: proposal for key, proposal in draws.items() if key == Draw(key.seed)}
+        _check_pairs([(first, first) for first in firsts.values()], 1, "at depths 0 and 1 of one proposal")
+        steps = [(first, draws.get(replace(key, step=1))) for key, first in firsts.items()]
         _check_pairs(steps, 0, "in two steps of one request")
-        choices = [(first, draws.get(replace(key, choice=1))) for key, first in draws.items() if key.choice == 0]
+        choices = [(first, draws.get(replace(key, choice=1))) for key, first in firsts.items()]
         _check_pairs(choices, 0, "for two choices of one seed")
 
 

@@ -13,7 +13,7 @@ import torch
 __all__ = ["bytes_leaked", "footprint_bytes"]
 
 _NOT_ITS_OWN = (type, ModuleType, BuiltinFunctionType)
-_ALLOWED_BYTES = 8
+_ALLOWED_BYTES = 4
 """A turn: a counter that grows by a digit, not a reference that is kept."""
 
 

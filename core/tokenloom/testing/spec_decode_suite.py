@@ -229,7 +229,7 @@ class SpecDecodeSuite(DrafterRig):
         every depth, a generator that starts anew from the seed in every call, or noise that ignores the choice, each
         draw has the right distribution and the output has not.
         """
-        drawn = draw_related(self.drafter, self.context, 320)
+        drawn = draw_related(self.drafter, self.context, 512)
         self._require_probs(drawn)
         check_independence(drawn)
 

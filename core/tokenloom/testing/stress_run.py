@@ -18,6 +18,8 @@ _IN_LINE = frozenset({"fcfs", "slo_adaptive", "static_batch"})
 """Schedulers that state order of arrival."""
 _AGEING = frozenset({"sjf", "deadline", "prefix_affinity"})
 """Schedulers that state order of arrival for those that waited longer than `max_wait_s`."""
+_SPARES_OLDER = frozenset({"priority", "deadline", "last_in"})
+"""Schedulers that offer only requests behind the one in need as victims, and the victim policy that names the last."""
 _MOST_LEVELS = 2
 """Between the most and the least urgent priority of the traffic."""
 
@@ -210,9 +212,12 @@ def _wait_bounds(case: StressCase, coming: Mapping[str, StressRequest]) -> dict[
     """By request, how many steps it may take; empty where the scheduler states no bound.
 
     A policy states who may be served before a request. Were all of them served one after the other, a token a step,
-    it would still end by then.
+    it would still end by then. Where the victim policy may name the oldest request, which then starts anew, twice that.
     """
-    return {name: bound for name in coming if (bound := _wait_bound(case, coming, coming[name])) is not None}
+    scheduler, victim = case.combination.scheduler, case.combination.victim
+    factor = 1 if scheduler in _SPARES_OLDER or victim in _SPARES_OLDER else 2
+    bounds = {name: _wait_bound(case, coming, asked) for name, asked in coming.items()}
+    return {name: factor * bound for name, bound in bounds.items() if bound is not None}
 
 
 def _wait_bound(case: StressCase, coming: Mapping[str, StressRequest], asked: StressRequest) -> int | None:

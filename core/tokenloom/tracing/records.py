@@ -75,7 +75,7 @@ def request_from(record: Mapping[str, Any]) -> Request:
 
 
 def plan_record(plan: StepPlan, preemptions: Sequence[Preemption]) -> Record:
-    """What was decided for a step: the scheduler's victims, and the plan as the core carried it out, blocks included."""
+    """What was decided for a step: the victims, and the plan as the core carried it out, with its blocks."""
     moves = dataclasses.asdict(plan.transfers) if plan.transfers else {}
     return {
         "step": plan.step_id,

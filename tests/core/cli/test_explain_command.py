@@ -8,7 +8,7 @@ import pytest
 
 from tokenloom.cli import main as _main  # noqa: F401 - the package first, as users import it
 from tokenloom.cli.explain import GROUP_DOCS
-from tokenloom.compose import compose_config
+from tokenloom.compose import builtin_conf_dir, compose_config
 from tokenloom.compose.config_keys import settings_models
 from tokenloom.interfaces.contract import CONTRACT_VERSIONS
 
@@ -94,7 +94,10 @@ def test_types_of_sampling_keys_are_words(run_cli: RunCli, key: str, expected: s
 
 
 def test_presets_are_listed(run_cli: RunCli) -> None:
-    assert "Choose with experiment=NAME: debug, latency." in run_cli("explain", "experiment")[1]
+    text = run_cli("explain", "experiment")[1]
+    listed = text.partition("Choose with experiment=NAME: ")[2].partition(".")[0]
+    folder = builtin_conf_dir() / "experiment"
+    assert " ".join(listed.split()).split(", ") == sorted(path.stem for path in folder.glob("*.yaml"))
 
 
 def test_a_preset_shows_its_file(run_cli: RunCli) -> None:

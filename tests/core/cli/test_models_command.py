@@ -126,7 +126,7 @@ def test_rm_asks_first(hub: FakeHub, run_cli: RunCli, monkeypatch: pytest.Monkey
     assert code == 1
     assert "Remove hf:org/tiny (" in out
     assert "nothing was removed" in out
-    assert "1 models" in run_cli("models", "list")[1]
+    assert "\n1 model, " in run_cli("models", "list")[1]
     answer(monkeypatch, "y\n")
     assert run_cli("models", "rm", "hf:org/tiny")[0] == 0
     assert "0 models" in run_cli("models", "list")[1]
@@ -136,7 +136,7 @@ def test_rm_without_an_answer_removes_nothing(hub: FakeHub, run_cli: RunCli, mon
     run_cli("models", "pull", "hf:org/tiny")
     answer(monkeypatch, "")
     assert run_cli("models", "rm", "hf:org/tiny")[0] == 130
-    assert "1 models" in run_cli("models", "list")[1]
+    assert "\n1 model, " in run_cli("models", "list")[1]
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_rm_of_an_unknown_name_is_refused(hub: FakeHub, run_cli: RunCli, source:
     code, out, err = run_cli("models", "rm", source, "--yes")
     assert (code, out) == (2, "")
     assert hint in err
-    assert "1 models" in run_cli("models", "list")[1]
+    assert "\n1 model, " in run_cli("models", "list")[1]
 
 
 def test_rm_of_a_path_is_refused(hub: FakeHub, run_cli: RunCli, tmp_path: Path) -> None:

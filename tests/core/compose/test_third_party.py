@@ -31,6 +31,8 @@ def test_a_third_party_name_works_in_the_config(tmp_path: Path, monkeypatch: pyt
         "name": "lifo",
         "max_num_seqs": 5,
         "max_num_batched_tokens": 2048,
+        "preempt_mode": "recompute",
+        "partial_preemption": False,
         "victim": {"name": "last_in"},
     }
     assert composed.sources["scheduler.max_num_seqs"] == "tp-lifo:scheduler/lifo.yaml"
