@@ -59,6 +59,13 @@ def capability_check(
             if not rule.accepts(plugin.info.capabilities):
                 reasons.append(f"{plugin.label} {rule.complaint}{_alternatives(plugin, rule, registry)}")
         reasons += _unmet_needs(plugin, chosen, registry)
+    mode, cache = _preempt_mode(config), config.cache.config
+    assert isinstance(cache, CacheConfig), f"cache={config.cache.name} has a Config of type {type(cache).__name__}"
+    if mode != "recompute" and cache.host_memory_bytes == 0:
+        reasons.append(
+            f"scheduler.preempt_mode={mode} needs memory on the host, but cache.host_memory_bytes is 0; raise it, or "
+            "choose scheduler.preempt_mode=recompute"
+        )
     return reasons
 
 

@@ -206,7 +206,7 @@ class Engine:
         new_ids = {request_id for request_id in counts if not book.is_running(request_id)}
         for request_id in counts:
             if request_id in new_ids:
-                book.admit(book.requests[request_id])
+                book.admit(book.requests[request_id], ledger.match(request_id))
         for victim in ledger.preemptions:
             book.preempt(book.requests[victim.request_id], victim.mode, victim.keep_blocks)
         self.stats.num_refused_swaps += ledger.num_refused_swaps

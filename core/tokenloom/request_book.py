@@ -11,7 +11,7 @@ from tokenloom.engine_output import EngineStats
 from tokenloom.errors import RequestError
 from tokenloom.interfaces.scheduler import Scheduler
 from tokenloom.interfaces.scheduler_events import RequestArrived, RequestFinished, RequestPreempted, SchedulerEvent
-from tokenloom.kv.manager import KVManager
+from tokenloom.kv.manager import KVManager, PrefixMatch
 from tokenloom.plugin_guard import plugin_call
 from tokenloom.request import FinishReason, Request, RequestStatus
 from tokenloom.request_queue import RequestQueue
@@ -93,9 +93,12 @@ class RequestBook:
             raise
         self._stats.num_prompt_tokens += request.num_prompt_tokens
 
-    def admit(self, request: Request) -> None:
-        """Gives a waiting request a slot, and pins the cached blocks that it finds."""
-        match = self._kv.match(request)
+    def admit(self, request: Request, match: PrefixMatch) -> None:
+        """Gives a waiting request a slot, and pins the cached blocks that it found when the step was planned.
+
+        Looked for again they could be others: a choice admitted before it in the same step may have taken a block that
+        it would now share, and the plan counted without that.
+        """
         self._kv.admit(request, match)
         self.waiting.remove(request)
         self._running[request.request_id] = request

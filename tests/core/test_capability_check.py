@@ -83,6 +83,14 @@ def test_an_able_combination_has_no_reasons() -> None:
     assert capability_check(config, registry, traits=facts) == []
 
 
+def test_swap_without_host_memory_is_refused() -> None:
+    registry = registry_of({})
+    config = config_of(registry, preempt_mode="swap")
+    cache = PluginChoice("cache", config.cache.name, PlainCacheConfig(host_memory_bytes=0))
+    (reason,) = capability_check(config.model_copy(update={"cache": cache}), registry, traits=FACTS)
+    assert reason.startswith("scheduler.preempt_mode=swap needs memory on the host, but cache.host_memory_bytes is 0")
+
+
 CASES: list[tuple[str, Capabilities, ModelTraits, dict[str, Any], str]] = [
     (
         "executor=x",

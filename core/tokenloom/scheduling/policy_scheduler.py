@@ -25,7 +25,19 @@ class PolicyScheduler(Scheduler):
         self._policy = policy
 
     def schedule(self, view: SchedulerView, ledger: Ledger) -> SchedulePlan:
-        step = _Step(self._policy, view, ledger)
+        start = ledger.savepoint()
+        plan = self._plan(view, ledger, may_keep=True)
+        if plan.num_scheduled_tokens or not any(victim.keep_blocks for victim in plan.preemptions):
+            return plan
+        # What each victim kept is what the next one lacked, so that nobody could go on: nobody keeps anything then.
+        ledger.rollback(start)
+        return self._plan(view, ledger, may_keep=False)
+
+    def observe(self, event: SchedulerEvent) -> None:
+        self._policy.observe(event)
+
+    def _plan(self, view: SchedulerView, ledger: Ledger, *, may_keep: bool) -> SchedulePlan:
+        step = _Step(self._policy, view, ledger, may_keep=may_keep)
         num_unseen = len(view.running)
         # The next request is only asked for if it could get something: ordering a long queue costs time.
         requests = iter(self._policy.sequence(view, ledger))
@@ -41,15 +53,14 @@ class PolicyScheduler(Scheduler):
                 step.serve(request)
         return ledger.plan()
 
-    def observe(self, event: SchedulerEvent) -> None:
-        self._policy.observe(event)
-
 
 @final
 class _Step:
     """One plan in the making."""
 
-    def __init__(self, policy: SchedulingPolicy, view: SchedulerView, ledger: Ledger) -> None:
+    def __init__(self, policy: SchedulingPolicy, view: SchedulerView, ledger: Ledger, *, may_keep: bool) -> None:
+        """`may_keep`: whether victims may keep blocks that are not needed, as far as the configuration wants it."""
+        self._may_keep = may_keep
         self._policy = policy
         self._view = view
         self._ledger = ledger
@@ -160,7 +171,7 @@ class _Step:
         keeper = next((request for request in self._ledger.keepers() if request is not but), None)
         if keeper is None:
             return False
-        self._ledger.preempt(keeper, keep_blocks=self._ledger.keep_blocks(keeper, num_needed))
+        self._ledger.preempt(keeper, keep_blocks=self._keep_blocks(keeper, num_needed))
         return True
 
     def _preempt(self, victim: RequestView, candidates: list[RequestView], point: str, num_needed: int) -> None:
@@ -168,5 +179,8 @@ class _Step:
             name = type(self._policy).__name__
             raise ValueError(f"{name}.{point} named {victim.request_id}, which is not among its candidates")
         mode = self._ledger.preempt_mode(victim)
-        keep_blocks = 0 if mode is PreemptMode.SWAP else self._ledger.keep_blocks(victim, num_needed)
+        keep_blocks = 0 if mode is PreemptMode.SWAP else self._keep_blocks(victim, num_needed)
         self._ledger.preempt(victim, mode, keep_blocks)
+
+    def _keep_blocks(self, victim: RequestView, num_needed: int) -> int:
+        return self._ledger.keep_blocks(victim, num_needed) if self._may_keep else 0

@@ -21,6 +21,7 @@ from tokenloom.testing.suite import PluginSuite, build_choice
 
 __all__ = ["Checked", "check_plugins", "parse_settings", "select_plugins"]
 
+
 @dataclass(frozen=True, slots=True)
 class Checked:
     """What the suite of its kind says about one plugin.

@@ -137,7 +137,8 @@ def _candidates(count: int, seed: int, run: int = 0) -> list[Request]:
     rng = random.Random(f"{seed} {count}")
     made = []
     for index in range(count):
-        request = stub_request(SaltedId(f"r{index}", run), range(rng.randrange(4, 40)), status=RequestStatus.RUNNING)
+        name = SaltedId(f"r{index}", 2 * seed + run)
+        request = stub_request(name, range(rng.randrange(4, 40)), status=RequestStatus.RUNNING)
         request.num_computed_tokens = rng.randrange(4, request.num_tokens + 1)
         request.output_token_ids = [0] * rng.randrange(3)
         request.priority, request.tenant = rng.randrange(3), rng.choice(["", "a", "b"])

@@ -147,6 +147,17 @@ def test_request_may_be_its_own_victim() -> None:
     assert plan.num_scheduled_tokens == {"b": 1}
 
 
+def test_victims_that_keep_blocks_never_leave_nobody_running() -> None:
+    """Each gives up its own place and would keep what the other lacks: then nobody keeps anything."""
+    desk = Desk((5,), cache="none")
+    desk.limits = replace(desk.limits, partial_preemption=True)
+    desk.run("a", range(9))
+    desk.run("b", range(20, 25), 5)
+    desk.requests["b"].output_token_ids = [1, 2, 3, 4, 5, 6, 7, 8]
+    plan = schedule(desk, Policy(select=lambda request, candidates: request))
+    assert plan.num_scheduled_tokens, "a step makes progress"
+
+
 def test_request_without_victim_waits_and_others_go_on() -> None:
     desk = Desk((6,), cache="none")
     desk.run("a", range(9))
