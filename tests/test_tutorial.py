@@ -86,6 +86,8 @@ def test_the_tutorial_works_as_written(tmp_path: Path) -> None:
                     printed[command] = reader.follow(command)
             case _:
                 pytest.fail(f"a block of language {language!r} is not checked")
+    measured = re.findall(r"^\| `(scheduler=\w+)` \|(?: [\d.]+ \|){6}$", TUTORIAL, re.MULTILINE)
+    assert measured == ["scheduler=fcfs", "scheduler=my_sjf"]
     failed = printed[f"tokenloom plugins check {PACKAGE}  # exit status 1"]
     assert re.findall(r"FAILED \S+ (test_\w+)", failed)
     assert set(re.findall(r"FAILED \S+ (test_\w+)", failed)) == {"test_nobody_waits_longer_than_stated"}

@@ -253,8 +253,8 @@ class RowResult:
         next_draft_parents: as in `RowPlan.draft_parents`.
         logprobs: one per token emitted, if asked for.
         prompt_logprobs: one for each of the row's `prompt_logprob_slots`.
-        error: set when this request alone failed behind `token_ids` (e.g. its logits were NaN); the others are not hurt.
-            All tokens before it are then accepted drafts. A stop among them ends the request without the error.
+        error: set when this request alone failed behind `token_ids` (its logits were NaN, say), and no other. All
+            tokens before it are then accepted drafts. A stop among them ends the request without the error.
     """
 
     request_id: str
