@@ -4,10 +4,19 @@ from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Iterator
 
 import pytest
 
 from tokenloom.interrupts import deferred_interrupt
+
+
+@pytest.fixture(autouse=True)
+def python_handler() -> Iterator[None]:
+    """Python's own handler: a shell that starts the tests in the background has them ignore SIGINT."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def test_interrupt_is_raised_at_the_end() -> None:
