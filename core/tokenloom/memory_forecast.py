@@ -12,6 +12,7 @@ from tokenloom.capability_check import capability_check
 from tokenloom.checkpoint.base import Checkpoint
 from tokenloom.engine_config import EngineConfig
 from tokenloom.errors import CapabilityError, ConfigError
+from tokenloom.executors.activation_memory import activation_peak_bytes, workspace_bytes
 from tokenloom.executors.device_choice import available_bytes, choose_device, choose_dtype, choose_max_model_len
 from tokenloom.executors.kv_memory import kv_groups
 from tokenloom.interfaces.attention import AttentionConfig, AttentionContext
@@ -19,7 +20,6 @@ from tokenloom.interfaces.cache import CacheConfig, CacheContext
 from tokenloom.interfaces.executor import KVGroupSpec, ModelTraits
 from tokenloom.interfaces.quant import QuantConfig, QuantContext
 from tokenloom.interfaces.scheduler import SchedulerConfig
-from tokenloom.interfaces.spec_decode import SpecDecodeConfig
 from tokenloom.kv.memory_plan import MemoryBudget, MemoryPlan, plan_memory
 from tokenloom.model_config import ModelConfig
 from tokenloom.models.causal_lm import CausalLM
@@ -114,11 +114,10 @@ def forecast_memory(config: EngineConfig, checkpoint: Checkpoint, memory_bytes: 
     cache = cast(CacheConfig, config.cache.config)
     model, weights = _outline(config, checkpoint, dtype, max_model_len)
     groups = _groups(config, model, device, dtype, max_model_len, cache.block_size)
-    scheduler = cast(SchedulerConfig, config.scheduler.config)
     budget = MemoryBudget(
         weights=weights,
-        activation_peak=_activation_peak(config, model_config, dtype),
-        workspace=scheduler.max_num_seqs * (max_model_len + 1) * 4 + scheduler.max_num_batched_tokens * 40,
+        activation_peak=activation_peak_bytes(config, model_config, dtype),
+        workspace=workspace_bytes(cast(SchedulerConfig, config.scheduler.config), max_model_len),
         available=(available_bytes(device) if memory_bytes is None else memory_bytes) - weights,
     )
     plan = plan_memory(budget, groups, cache.block_size, cache.memory_fraction, cache.num_blocks)
@@ -246,15 +245,3 @@ def _groups(
         deterministic=config.engine.deterministic,
     )
     return kv_groups(model.attention_layers(), cast(AttentionConfig, config.attention.config).build(context))
-
-
-def _activation_peak(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> int:
-    """As executor=local estimates it: hidden states of a full step, and logits with the copies that sampling makes."""
-    scheduler = cast(SchedulerConfig, config.scheduler.config)
-    drafting = cast(SpecDecodeConfig, config.spec_decode.config)
-    per_token = 4 * model.hidden_size + (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
-    per_token += 3 * model.intermediate_size
-    num_rows = scheduler.max_num_seqs if drafting.draft_policy() is None else scheduler.max_num_batched_tokens
-    num_copies = 5 if drafting.verifier == "rejection" else 2
-    logits = num_copies * 4 * min(num_rows, scheduler.max_num_batched_tokens) * model.vocab_size
-    return scheduler.max_num_batched_tokens * per_token * dtype.itemsize + logits

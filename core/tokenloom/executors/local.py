@@ -12,6 +12,7 @@ from pydantic import Field
 from tokenloom.batch import StepPlan, StepResult
 from tokenloom.batch_state import BatchState
 from tokenloom.errors import CapabilityError
+from tokenloom.executors.activation_memory import activation_peak_bytes, workspace_bytes
 from tokenloom.executors.device_choice import (
     available_bytes,
     choose_device,
@@ -193,20 +194,10 @@ class _Builder:
         return cast(AttentionConfig, self._config.attention.config).build(context)
 
     def _plan_memory(self, model: CausalLM, groups: tuple[KVGroupSpec, ...]) -> MemoryPlan:
-        config, scheduler = self._model_config, self._scheduler
-        per_token = 4 * config.hidden_size + (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
-        per_token += 3 * config.intermediate_size
-        activations = scheduler.max_num_batched_tokens * per_token * self._dtype.itemsize
-        # Logits in fp32, and one copy that sampling works on; verification needs a row for each draft. Rejection
-        # sampling has scores and probabilities beside them, and those of the drafts.
-        drafting = cast(SpecDecodeConfig, self._config.spec_decode.config)
-        num_rows = scheduler.max_num_seqs if drafting.draft_policy() is None else scheduler.max_num_batched_tokens
-        num_copies = 5 if drafting.verifier == "rejection" else 2
-        activations += num_copies * 4 * min(num_rows, scheduler.max_num_batched_tokens) * config.vocab_size
         budget = MemoryBudget(
             weights=model.num_weight_bytes,
-            activation_peak=activations,
-            workspace=scheduler.max_num_seqs * (self._max_model_len + 1) * 4 + scheduler.max_num_batched_tokens * 40,
+            activation_peak=activation_peak_bytes(self._config, self._model_config, self._dtype),
+            workspace=workspace_bytes(self._scheduler, self._max_model_len),
             available=available_bytes(self._device),
         )
         cache = self._cache

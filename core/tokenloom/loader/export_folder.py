@@ -14,11 +14,11 @@ import torch
 
 from tokenloom.checkpoint.base import Checkpoint
 from tokenloom.errors import ModelError
+from tokenloom.json_file import read_json
 from tokenloom.loader.export_target import check_source, check_target, put_in_place
 from tokenloom.loader.export_tokenizer import write_tokenizer
 from tokenloom.loader.export_weights import write_weights
 from tokenloom.loader.hf_checkpoint import HFCheckpoint
-from tokenloom.loader.hf_json import read_json
 from tokenloom.model_config import ModelConfig
 from tokenloom.models.registry import architecture_named
 

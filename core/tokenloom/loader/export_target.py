@@ -8,8 +8,8 @@ import shutil
 from pathlib import Path
 
 from tokenloom.errors import ModelError
+from tokenloom.json_file import read_json
 from tokenloom.loader.export_tokenizer import TOKENIZER_FILES
-from tokenloom.loader.hf_json import read_json
 from tokenloom.loader.weight_index import WEIGHT_FILES
 
 __all__ = ["check_source", "check_target", "put_in_place"]

@@ -14,8 +14,8 @@ import torch
 from tokenloom.checkpoint.base import Checkpoint
 from tokenloom.checkpoint.tokenizer_source import TokenizerSource
 from tokenloom.errors import ModelError
+from tokenloom.json_file import read_json
 from tokenloom.loader.hf_config import HFConfigFile
-from tokenloom.loader.hf_json import read_json
 from tokenloom.loader.tensor_names import EMBEDDINGS, HEAD, canonical_names
 from tokenloom.loader.weight_file import WeightFile
 from tokenloom.loader.weight_layout import open_weights

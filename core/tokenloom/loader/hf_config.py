@@ -9,7 +9,7 @@ from typing import Any, final
 
 from tokenloom.checkpoint.fields import Fields
 from tokenloom.errors import ModelError
-from tokenloom.loader.hf_json import read_json
+from tokenloom.json_file import read_json
 from tokenloom.model_config import SUPPORTED_DTYPES, ModelConfig
 from tokenloom.models.registry import find_hf_architecture
 

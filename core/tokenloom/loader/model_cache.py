@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenloom.errors import ModelError
-from tokenloom.loader.hf_json import read_json
+from tokenloom.json_file import read_json
 from tokenloom.loader.weight_index import WEIGHT_FILES
 
 __all__ = ["CachedModel", "ModelCache", "check_inside", "describe_folder", "describe_gguf"]

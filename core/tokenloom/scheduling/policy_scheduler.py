@@ -25,9 +25,9 @@ class PolicyScheduler(Scheduler):
         self._policy = policy
 
     def schedule(self, view: SchedulerView, ledger: Ledger) -> SchedulePlan:
-        start = ledger.savepoint()
+        start = ledger.savepoint() if view.limits.partial_preemption else None
         plan = self._plan(view, ledger, may_keep=True)
-        if plan.num_scheduled_tokens or not any(victim.keep_blocks for victim in plan.preemptions):
+        if start is None or plan.num_scheduled_tokens or not any(victim.keep_blocks for victim in plan.preemptions):
             return plan
         # What each victim kept is what the next one lacked, so that nobody could go on: nobody keeps anything then.
         ledger.rollback(start)

@@ -18,13 +18,12 @@ from tokenloom.interfaces.cache import (
     BlockKey,
     CacheConfig,
     CacheContext,
-    EvictionKey,
     EvictionPolicy,
     PrefixCache,
     Reservation,
-    Touch,
 )
 from tokenloom.request import RequestView
+from tokenloom_cache.nothing_to_evict import NothingToEvict
 
 __all__ = ["ContiguousCache", "ContiguousConfig"]
 
@@ -52,7 +51,7 @@ class ContiguousCache(PrefixCache):
         self._block_size = context.block_size
         self._max_model_len = context.max_model_len
         self._reserves_all = reserve == "max_model_len"
-        self._policy = _NothingToEvict()
+        self._policy = NothingToEvict()
 
     @property
     def stores_prefixes(self) -> bool:
@@ -87,14 +86,3 @@ class ContiguousCache(PrefixCache):
 
     def eviction_policy(self) -> EvictionPolicy:
         return self._policy
-
-
-@final
-class _NothingToEvict(EvictionPolicy):
-    """Is never asked, as nothing is indexed."""
-
-    def on_touch(self, touch: Touch) -> Iterable[tuple[int, EvictionKey]]:
-        return ()
-
-    def on_remove(self, block_id: int) -> None:
-        """Nothing to forget."""

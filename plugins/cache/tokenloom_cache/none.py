@@ -9,13 +9,12 @@ from tokenloom.interfaces.cache import (
     BlockKey,
     CacheConfig,
     CacheContext,
-    EvictionKey,
     EvictionPolicy,
     PrefixCache,
     Reservation,
-    Touch,
 )
 from tokenloom.request import RequestView
+from tokenloom_cache.nothing_to_evict import NothingToEvict
 
 __all__ = ["NoneCache", "NoneConfig"]
 
@@ -32,7 +31,7 @@ class NoneCache(PrefixCache):
     """Indexes nothing."""
 
     def __init__(self) -> None:
-        self._policy = _NothingToEvict()
+        self._policy = NothingToEvict()
 
     @property
     def stores_prefixes(self) -> bool:
@@ -61,14 +60,3 @@ class NoneCache(PrefixCache):
 
     def eviction_policy(self) -> EvictionPolicy:
         return self._policy
-
-
-@final
-class _NothingToEvict(EvictionPolicy):
-    """Is never asked, as nothing is indexed."""
-
-    def on_touch(self, touch: Touch) -> Iterable[tuple[int, EvictionKey]]:
-        return ()
-
-    def on_remove(self, block_id: int) -> None:
-        """Nothing to forget."""
