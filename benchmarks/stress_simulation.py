@@ -1,4 +1,4 @@
-"""Runs the stress test: every scheduler x victim x cache x evictor under random traffic, aborts and tiny pools.
+"""Runs the stress test: every scheduler x victim x admission x cache x evictor under random traffic on tiny pools.
 
     python benchmarks/stress_simulation.py --steps 1000000 --seed 0
     python benchmarks/stress_simulation.py --seed 0 --case 17 --requests 0 3
@@ -90,6 +90,7 @@ def print_report(report: StressReport, wall_s: float) -> None:
     parts = (
         report.sum_by(lambda one: f"scheduler={one.scheduler}"),
         report.sum_by(lambda one: f"victim={one.victim or 'none'}"),
+        report.sum_by(lambda one: f"admission={one.admission or 'none'}"),
         report.sum_by(lambda one: f"cache={one.cache}"),
         report.sum_by(lambda one: f"eviction={one.eviction or 'none'}"),
         {"all": report.total},

@@ -78,6 +78,16 @@ def victims(found: Figures) -> None:
     assert min(preemptions.values()) > 0
 
 
+def admission(found: Figures) -> None:
+    optimistic, reserved, peak = (
+        found[f"scheduler.admission={name}"] for name in ("optimistic", "reserve_all", "peak_memory")
+    )
+    assert optimistic["recomputed_share"] > 0.1
+    assert reserved["num_preemptions"] == peak["num_preemptions"] == 0
+    assert peak["occupancy"]["running_mean"] > 1.2 * reserved["occupancy"]["running_mean"]
+    assert peak["output_tok_s"] > optimistic["output_tok_s"] > reserved["output_tok_s"]
+
+
 def block_size(found: Figures) -> None:
     assert rising(found, "kv_use.internal")
     small, *_, large = found.values()
@@ -94,7 +104,16 @@ def slo_budget(found: Figures) -> None:
 
 EFFECTS: dict[str, Callable[[Figures], None]] = {
     check.__name__: check
-    for check in (static_batching, contiguous_or_paged, chunk_size, prefix_index, victims, block_size, slo_budget)
+    for check in (
+        static_batching,
+        contiguous_or_paged,
+        chunk_size,
+        prefix_index,
+        victims,
+        admission,
+        block_size,
+        slo_budget,
+    )
 }
 
 

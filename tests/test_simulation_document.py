@@ -34,7 +34,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("command", SIMULATIONS)
 def test_each_simulation_runs(command: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(shlex.split(command)[1:]) == 0
+    # Of the long example, two of its six rates.
+    assert main(shlex.split(command.replace("rate=2,4,8,10,11,12", "rate=2,12"))[1:]) == 0
     printed = capsys.readouterr()
     assert printed.err == ""
     assert "hit_ratio" in printed.out or "TTFT" in printed.out

@@ -1,15 +1,19 @@
-"""tokenloom: a plugin-based modular runtime for LLM inference. `LLM` and `SamplingParams` are the way in."""
+"""tokenloom: a plugin-based modular runtime for LLM inference.
+
+`LLM` is the way in; `SamplingParams` and `GrammarSpec` say what a reply shall be like.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from tokenloom.grammar_spec import GrammarSpec
 from tokenloom.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from tokenloom.llm import LLM
 
-__all__ = ["LLM", "SamplingParams", "__version__"]
+__all__ = ["LLM", "GrammarSpec", "SamplingParams", "__version__"]
 
 __version__ = "0.1.0"
 

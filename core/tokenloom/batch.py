@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from tokenloom.sampling_params import SamplingParams
+from tokenloom.unguarded import unguarded
 
 if TYPE_CHECKING:
     from tokenloom.interfaces.contract import PluginChoice
     from tokenloom.interfaces.logits import LogitsConstraint
 
 __all__ = [
+    "ALL_FORBIDDEN",
     "BlockCopy",
     "BlockExport",
     "BlockImport",
@@ -31,6 +34,9 @@ __all__ = [
     "draft_paths",
     "tree_depths",
 ]
+
+ALL_FORBIDDEN = "every token is forbidden by"
+"""In a row's error: its own options leave no token to choose. A server tells such a request that it is at fault."""
 
 
 class PreemptMode(StrEnum):
@@ -94,8 +100,7 @@ class BlockTableUpdate:
 
     Attributes:
         num_null_blocks: leading entries that have left the window, by the landed frontier; 0 in groups without one.
-        num_kept_blocks: entries of the old table that remain, null ones included; of a `new` row, which has no old
-            table, num_null_blocks.
+        num_kept_blocks: entries of the old table that remain, null ones included; of a `new` row, num_null_blocks.
         new_block_ids: ids appended.
     """
 
@@ -103,7 +108,14 @@ class BlockTableUpdate:
     num_kept_blocks: int = 0
     new_block_ids: tuple[int, ...] = ()
 
+    @staticmethod
+    @lru_cache(maxsize=4096)
+    def unchanged(num_null_blocks: int, num_kept_blocks: int) -> BlockTableUpdate:
+        """The update of a table that gets no blocks, as most do in a step; made once for all of the same length."""
+        return BlockTableUpdate(num_null_blocks, num_kept_blocks)
 
+
+@unguarded
 @dataclass(frozen=True, slots=True)
 class RowPlan:
     """One request's part of a step.
@@ -223,7 +235,7 @@ class StepPlan:
     @property
     def num_tokens(self) -> int:
         """New tokens over all rows."""
-        return sum(row.num_scheduled_tokens for row in self.rows)
+        return sum([row.num_scheduled_tokens for row in self.rows])
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,6 +253,7 @@ class TokenLogprobs:
     top: tuple[tuple[int, float], ...] = ()
 
 
+@unguarded
 @dataclass(frozen=True, slots=True)
 class RowResult:
     """One request's outcome of a step; `token_ids` is empty when the row did not sample.
@@ -274,8 +287,10 @@ class StepResult:
     Attributes:
         step_id: of the plan.
         rows: in plan order.
-        times_s: seconds by phase; "build" is the host's work before the forward pass, the others are free ("forward",
-            "sample", "propose"). "transfer" is the time of the plan's transfers, which the core learns from.
+        times_s: seconds by phase, in the order of the phases, which follow each other from the launch on; "build" is
+            the host's work before the forward pass, the others are free ("forward", "logits", "sample", or "verify"
+            where drafts are, "propose", "results"). "transfer" is the time of the plan's transfers, which the core
+            learns from.
         lost: requests whose export failed, e.g. because the host has no memory left; they are computed again.
     """
 

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from tokenloom.batch import NewRow, RowPlan, draft_paths
+from tokenloom.batch import BlockTableUpdate, NewRow, RowPlan, draft_paths
 from tokenloom.interfaces.logits import LogitsConstraint
 from tokenloom.interfaces.logits_processor import LogitsRow
 from tokenloom.sampling.batch import SamplingBatch, SamplingRow
@@ -47,7 +47,7 @@ class BatchState:
         self.token_ids: npt.NDArray[np.int32] = np.zeros((max_num_seqs, max_model_len + 1), np.int32)
         self.num_tokens: npt.NDArray[np.int64] = np.zeros(max_num_seqs, np.int64)
         self.block_tables = [np.zeros((max_num_seqs, max_blocks), np.int32) for _ in range(num_groups)]
-        self._num_blocks = [np.zeros(max_num_seqs, np.int64) for _ in range(num_groups)]
+        self._num_blocks = [[0] * max_num_seqs for _ in range(num_groups)]
         self._vocab_size = vocab_size
         self._device = device
         self._free_rows = list(range(max_num_seqs - 1, -1, -1))
@@ -65,6 +65,10 @@ class BatchState:
     def row(self, request_id: str) -> int:
         """The row of a known request."""
         return self._rows[request_id]
+
+    def rows(self, plans: Sequence[RowPlan]) -> list[int]:
+        """The rows of all requests of a plan."""
+        return [self._rows[plan.request_id] for plan in plans]
 
     def tokens(self, request_id: str) -> npt.NDArray[np.int32]:
         """All tokens of a request so far, as a read-only view."""
@@ -98,18 +102,25 @@ class BatchState:
             self._free_rows.append(row)
             self._sampling = None
 
-    def update(self, plan: RowPlan) -> None:
-        """Applies one row's plan: joins if it is new, then changes its block tables."""
-        if plan.new is not None:
-            self._join(plan.request_id, plan.new)
-        row = self._rows[plan.request_id]
-        for table, num_blocks, update in zip(self.block_tables, self._num_blocks, plan.block_updates, strict=True):
-            table[row, : update.num_null_blocks] = 0
-            end = update.num_kept_blocks + len(update.new_block_ids)
-            if update.new_block_ids:
-                table[row, update.num_kept_blocks : end] = update.new_block_ids
-            table[row, end : num_blocks[row]] = 0
-            num_blocks[row] = end
+    def update(self, plans: Sequence[RowPlan]) -> None:
+        """Applies what a step plans for its requests: new ones join, block tables change."""
+        for plan in plans:
+            if plan.new is not None:
+                self._join(plan.request_id, plan.new)
+            row = self._rows[plan.request_id]
+            for group, update in enumerate(plan.block_updates):
+                num_blocks, num_kept = self._num_blocks[group], update.num_kept_blocks
+                # In most steps, most tables stay as they are.
+                if update.new_block_ids or update.num_null_blocks or num_kept != num_blocks[row]:
+                    self._change_table(group, row, update)
+
+    def _change_table(self, group: int, row: int, update: BlockTableUpdate) -> None:
+        table, num_blocks = self.block_tables[group], self._num_blocks[group]
+        end = update.num_kept_blocks + len(update.new_block_ids)
+        table[row, : update.num_null_blocks] = 0
+        table[row, update.num_kept_blocks : end] = update.new_block_ids
+        table[row, end : num_blocks[row]] = 0
+        num_blocks[row] = end
 
     def append_tokens(self, row: int, token_ids: Sequence[int]) -> None:
         """Adds verified tokens, as far as the row has room (the core ends a request at its limit)."""

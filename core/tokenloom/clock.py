@@ -6,7 +6,7 @@ import time
 from abc import ABC, abstractmethod
 from typing import final
 
-__all__ = ["Clock", "MonotonicClock", "VirtualClock"]
+__all__ = ["Clock", "LapTimer", "MonotonicClock", "VirtualClock"]
 
 
 class Clock(ABC):
@@ -43,3 +43,19 @@ class VirtualClock(Clock):
     def advance_to(self, time_s: float) -> None:
         """Moves time forward to a moment; does nothing once it has passed."""
         self._now_s = max(self._now_s, time_s)
+
+
+@final
+class LapTimer:
+    """Seconds by phase, where one follows the other without a gap. `times_s` is in the order of the first laps."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._last_s = clock.now()
+        self.times_s: dict[str, float] = {}
+
+    def lap(self, phase: str) -> None:
+        """Adds what has passed since the last lap to a phase."""
+        now_s = self._clock.now()
+        self.times_s[phase] = self.times_s.get(phase, 0.0) + now_s - self._last_s
+        self._last_s = now_s

@@ -20,6 +20,7 @@ class DraftLengths:
 
     def __init__(self, policy: DraftPolicy | None, plugin: str, stats: EngineStats) -> None:
         self._policy = policy
+        self.is_on = policy is not None
         self._plugin = plugin
         self._stats = stats
 
@@ -35,12 +36,18 @@ class DraftLengths:
 
     def observe(self, plan: StepPlan, result: StepResult, duration_s: float) -> None:
         """Counts and reports what was verified in a step."""
+        if self._policy is None:
+            return
         verified = [_verified(row, r) for row, r in zip(plan.rows, result.rows, strict=True) if row.draft_token_ids]
-        self._stats.num_draft_tokens += sum(drafts.num_drafts for drafts in verified)
-        self._stats.num_accepted_tokens += sum(drafts.num_accepted_tokens for drafts in verified)
-        if self._policy is not None:
-            with plugin_call(self._plugin, "observe() takes every step"):
-                self._policy.observe(verified, duration_s)
+        stats = self._stats
+        stats.num_proposals += len(verified)
+        stats.num_draft_tokens += sum(drafts.num_drafts for drafts in verified)
+        stats.num_accepted_tokens += sum(drafts.num_accepted_tokens for drafts in verified)
+        for drafts in verified:
+            for position in range(drafts.num_accepted_tokens):
+                stats.accepted_by_position[position] = stats.accepted_by_position.get(position, 0) + 1
+        with plugin_call(self._plugin, "observe() takes every step"):
+            self._policy.observe(verified, duration_s)
 
     def forget(self, request_id: str) -> None:
         """Drops the state of a request that ended."""

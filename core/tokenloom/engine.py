@@ -4,21 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from threading import Lock
 from typing import final
 
 from tokenloom.batch import RowPlan, RowResult, SchedulePlan, StepPlan, StepResult
-from tokenloom.commit import Committed, commit_row, make_output
+from tokenloom.commit import commit_row, cut_output, make_output
 from tokenloom.draft_lengths import DraftLengths
 from tokenloom.engine_output import EngineOutput, EngineStats
 from tokenloom.engine_parts import EngineParts
 from tokenloom.errors import EngineBusyError, EngineDeadError, PluginContractError, TokenloomError
 from tokenloom.feasibility import RequestLimits, check_feasible
+from tokenloom.interfaces.contract import PluginChoice
 from tokenloom.interfaces.executor import StepHandle
 from tokenloom.interfaces.scheduler import SchedulerView
 from tokenloom.interfaces.scheduler_events import StepLanded
 from tokenloom.kv.fragmentation import KVFragmentation
+from tokenloom.kv.reservation import check_reservation
 from tokenloom.plugin_guard import plugin_call
 from tokenloom.request import FinishReason, Request
 from tokenloom.request_book import RequestBook
@@ -53,7 +55,7 @@ class Engine:
         self._stepping = Lock()
         self._cost = PreemptionCost()
         self.stats = EngineStats()
-        self._book = RequestBook(parts.kv, parts.scheduler, parts.labels["scheduler"], parts.clock, self.stats)
+        self._book = RequestBook(parts, self.stats)
         self._drafts = DraftLengths(parts.draft_policy, parts.labels["spec_decode.policy"], self.stats)
         self.facts = parts.executor.model_facts()
         self.limits = RequestLimits(self.facts.max_model_len, parts.kv.max_sequence_tokens, self.facts.vocab_size)
@@ -61,14 +63,22 @@ class Engine:
     # ---- requests ----
 
     def add_request(self, request: Request) -> None:
-        """Accepts a request that can run, or raises RequestError with the limit that it exceeds."""
+        """Accepts a request; see `add_requests`."""
+        self.add_requests((request,))
+
+    def add_requests(self, requests: Sequence[Request]) -> None:
+        """Accepts requests, all or none.
+
+        Raises:
+            RequestError: one can never run; names the limit that it exceeds.
+            OverloadedError: more would wait than the configuration allows.
+        """
         self._require_idle()
-        num_reserved = self._kv.reserved_blocks(request) * self._parts.limits.block_size
-        if num_reserved >= self.limits.max_model_len + self._parts.limits.block_size:
-            detail = f"{num_reserved} tokens reserved, max_model_len is {self.limits.max_model_len}"
-            raise PluginContractError(self._parts.labels["cache"], "a reservation fits the longest sequence", detail)
-        check_feasible(request, self.limits, num_reserved)
-        self._book.add(request)
+        limits, block_size, cache = self.limits, self._kv.block_size, self._parts.labels["cache"]
+        for request in requests:
+            num_reserved = self._kv.reserved_blocks(request) * block_size
+            check_feasible(request, limits, check_reservation(num_reserved, limits.max_model_len, block_size, cache))
+        self._book.add(requests)
 
     def abort(self, request_id: str) -> EngineOutput | None:
         """Ends a request now and frees its memory. Unknown or finished ids are ignored (None)."""
@@ -80,12 +90,7 @@ class Engine:
         request = self._book.requests.get(request_id)
         if request is None:
             return None
-        num_dropped = request.num_output_tokens - num_output_tokens
-        assert num_dropped >= 0, f"{request_id}: {request.num_output_tokens} tokens cut to {num_output_tokens}"
-        del request.output_token_ids[num_output_tokens:]
-        request.num_computed_tokens = min(request.num_computed_tokens, request.num_tokens)
-        request.stop_reason = stop_reason
-        self.stats.num_output_tokens -= num_dropped
+        self.stats.num_output_tokens -= cut_output(request, num_output_tokens, stop_reason)
         return self._end(request, FinishReason.STOP)
 
     @property
@@ -115,9 +120,20 @@ class Engine:
         """How much of the KV memory holds tokens, and what keeps the rest from use."""
         return self._kv.fragmentation(self._book.requests.values())
 
+    def kv_map(self, max_cells: int) -> list[str]:
+        """Every block of each pool as a letter, or so many that `max_cells` letters suffice; see `BlockPool.map`."""
+        return [pool.blocks.map(max_cells) for pool in self._kv.pools]
+
     def reset_prefix_cache(self) -> int:
         """Evicts every cached block that no request uses; returns how many."""
         return self._kv.reset_prefix_cache()
+
+    def replace_scheduler(self, choice: PluginChoice) -> None:
+        """Lets another scheduler decide from now on; no request may be live."""
+        assert not self.has_work(), f"{choice.name} would not know the {len(self._book.requests)} live requests"
+        scheduler, label = choice.build(self._parts.limits), f"scheduler={choice.name}"
+        self._parts = replace(self._parts, scheduler=scheduler, labels={**self._parts.labels, "scheduler": label})
+        self._book.replace_scheduler(scheduler, label)
 
     def close(self) -> None:
         """Frees the model and its memory; idempotent."""
@@ -202,25 +218,24 @@ class Engine:
     def _commit_plan(self, plan: SchedulePlan, ledger: StepLedger) -> StepPlan:
         """Carries out a legal plan: pins what was found, takes victims' memory, allocates. Cannot fail half way."""
         book, counts = self._book, plan.num_scheduled_tokens
+        requests, new_ids = book.requests, counts.keys() - book.running_ids
         self._kv.next_tick()
-        new_ids = {request_id for request_id in counts if not book.is_running(request_id)}
         for request_id in counts:
             if request_id in new_ids:
-                book.admit(book.requests[request_id], ledger.match(request_id))
+                book.admit(requests[request_id], ledger.match(request_id))
         for victim in ledger.preemptions:
-            book.preempt(book.requests[victim.request_id], victim.mode, victim.keep_blocks)
+            book.preempt(requests[victim.request_id], victim.mode, victim.keep_blocks)
         self.stats.num_refused_swaps += ledger.num_refused_swaps
         for request_id, starts in ledger.placements.items():
-            self._kv.place(book.requests[request_id], starts)
-        rows = tuple(self._row(book.requests[i], count, is_new=i in new_ids) for i, count in counts.items())
+            self._kv.place(requests[request_id], starts)
+        rows = tuple([self._row(requests[i], count, i in new_ids) for i, count in counts.items()])
         book.tell_events()
         return StepPlan(self._step_id, rows, book.take_removed(), self._kv.take_transfers())
 
-    def _row(self, request: Request, num_tokens: int, *, is_new: bool) -> RowPlan:
-        max_drafts = self._drafts.choose(request, self._book.num_running)
-        row = build_row(request, num_tokens, self._kv, is_new=is_new, max_drafts=max_drafts)
+    def _row(self, request: Request, num_tokens: int, is_new: bool) -> RowPlan:
+        max_drafts = self._drafts.choose(request, self._book.num_running) if self._drafts.is_on else 0
         request.num_inflight_tokens = num_tokens
-        return row
+        return build_row(request, num_tokens, self._kv, is_new, max_drafts)
 
     def _land(self, launched: _Launched) -> list[EngineOutput]:
         result = launched.handle.result()
@@ -230,10 +245,10 @@ class Engine:
         self._kv.next_tick()
         self._kv.land_transfers()
         self._book.lose(result.lost)
-        outputs: list[EngineOutput] = []
+        requests, outputs = self._book.requests, list[EngineOutput]()
         for row, row_result in zip(launched.plan.rows, result.rows, strict=True):
             # A request that ended while the step was in flight takes nothing from it.
-            request = self._book.requests.get(row.request_id)
+            request = requests.get(row.request_id)
             output = None if request is None else self._commit(request, row, row_result, landed_s)
             if output is not None:
                 outputs.append(output)
@@ -242,32 +257,31 @@ class Engine:
 
     def _commit(self, request: Request, row: RowPlan, result: RowResult, now_s: float) -> EngineOutput | None:
         assert result.request_id == row.request_id, f"rows out of order: {result.request_id}, {row.request_id}"
-        num_recomputed = request.num_recomputed_tokens
-        committed = commit_row(request, row, result)
-        self.stats.num_recomputed_tokens += request.num_recomputed_tokens - num_recomputed
-        self.stats.num_output_tokens += len(committed.token_ids)
-        if committed.token_ids and request.first_token_time_s is None:
+        num_before, num_recomputed = len(request.output_token_ids), request.num_recomputed_tokens
+        reason = commit_row(request, row, result)
+        if request.num_recomputed_tokens != num_recomputed:
+            self.stats.num_recomputed_tokens += request.num_recomputed_tokens - num_recomputed
+        if request.first_token_time_s is None and result.token_ids:
             request.first_token_time_s = now_s
-        request.stop_reason = committed.stop_reason
-        if committed.finish_reason is not FinishReason.ERROR:
+        if request.error is None:
             self._kv.publish(request)
-        if committed.finish_reason is not None:
-            return self._finish(request, committed.finish_reason, committed, now_s)
-        return make_output(request, committed, now_s) if committed.token_ids else None
+        if reason is not None:
+            self._finish(request, reason)
+        return make_output(request, num_before, result, now_s) if reason is not None or result.token_ids else None
 
     # ---- endings and reports ----
 
     def _end(self, request: Request, reason: FinishReason) -> EngineOutput:
         """Ends a request between steps."""
         self._require_not_stepping()
-        output = self._finish(request, reason, Committed([], ()), self._clock.now())
+        now_s = self._clock.now()
+        self._finish(request, reason)
         self._book.tell_events()
-        return output
+        return make_output(request, request.num_output_tokens, RowResult(request.request_id, []), now_s)
 
-    def _finish(self, request: Request, reason: FinishReason, committed: Committed, now_s: float) -> EngineOutput:
+    def _finish(self, request: Request, reason: FinishReason) -> None:
         self._book.finish(request, reason)
         self._drafts.forget(request.request_id)
-        return make_output(request, committed, now_s)
 
     def _report(
         self, launched: _Launched, result: StepResult, outputs: Sequence[EngineOutput], landed_s: float
@@ -277,13 +291,9 @@ class Engine:
         self._drafts.observe(launched.plan, result, landed_s - launched.start_s)
         num_tokens = launched.plan.num_tokens
         emitted = {output.request_id: len(output.token_ids) for output in outputs}
+        self.stats.num_output_tokens += sum(emitted.values())
         duration_s = landed_s - launched.start_s
         moved_bytes = self._kv.host.moved_bytes(launched.plan.transfers)
         self._cost.observe(num_tokens, duration_s, moved_bytes, result.times_s.get("transfer", 0.0))
         self._book.tell(StepLanded(landed_s, result.step_id, duration_s, num_tokens, emitted))
-        commit_s = self._clock.now() - landed_s
-        stats = self.stats
-        stats.num_steps += 1
-        stats.num_computed_tokens += num_tokens
-        stats.python_s += launched.plan_s + result.times_s.get("build", 0.0) + commit_s
-        stats.add_times({"plan": launched.plan_s, **result.times_s, "commit": commit_s})
+        self.stats.add_step(num_tokens, launched.plan_s, result.times_s, self._clock.now() - landed_s)

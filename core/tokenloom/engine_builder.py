@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import cast
 
 from tokenloom.capability_check import capability_check
@@ -10,6 +10,7 @@ from tokenloom.clock import Clock, MonotonicClock
 from tokenloom.engine import Engine
 from tokenloom.engine_config import EngineConfig
 from tokenloom.engine_parts import EngineParts
+from tokenloom.engine_tap import EngineTap
 from tokenloom.errors import CapabilityError
 from tokenloom.interfaces.cache import CacheConfig, CacheContext, PrefixCache
 from tokenloom.interfaces.executor import Executor, ExecutorConfig, ExecutorContext, ModelFacts, ModelTraits
@@ -30,6 +31,7 @@ def build_engine(
     registry: Registry | None = None,
     clock: Clock | None = None,
     progress: Callable[[str, int, int], None] = ignore_progress,
+    taps: Sequence[EngineTap] = (),
 ) -> Engine:
     """Builds an engine: loads the model, sizes the KV cache, wires the plugins.
 
@@ -38,6 +40,7 @@ def build_engine(
         registry: where capabilities are looked up; the installed plugins by default.
         clock: real time by default.
         progress: told (stage, done, total) while the model loads.
+        taps: hear what goes by, beside the trace that the config may ask for.
 
     Raises:
         CapabilityError: the combination cannot run; holds every reason. Raised before weights are loaded.
@@ -62,7 +65,7 @@ def build_engine(
         executor,
         time,
         plugins,
-        tap=None if file is None else DecisionTap(TraceRecorder(file, config, facts)),
+        taps=taps if file is None else (*taps, DecisionTap(TraceRecorder(file, config, facts))),
         on_close=lambda totals: plugins.notify_engine_stopped({"plugins": chosen, "totals": totals}),
     )
     plugins.notify_engine_started(
@@ -77,7 +80,7 @@ def wire_engine(
     clock: Clock,
     registry: Registry,
     *,
-    tap: DecisionTap | None = None,
+    taps: Sequence[EngineTap] = (),
     on_close: Callable[[dict[str, object]], None],
 ) -> Engine:
     """Builds scheduler, KV memory and draft policy as configured, around an executor that exists.
@@ -87,19 +90,21 @@ def wire_engine(
         executor: a running one, or a replay's.
         clock: the engine's.
         registry: where capabilities are looked up.
-        tap: hears what is decided; None for nobody.
+        taps: hear what goes by; the last one is the next to the engine.
         on_close: told the counters when the engine is closed.
     """
     facts, flags = executor.model_facts(), registry.get("executor", config.executor.name).info.capabilities.flags
-    if tap is not None:
+    for tap in taps:
         executor, clock = tap.executor(executor), tap.clock(clock)
     kv = _build_kv(config, facts, clock, flags)
     limits = _limits(config, facts, kv)
     scheduler = cast(SchedulerConfig, config.scheduler.config).build(limits)
+    for tap in taps:
+        scheduler = tap.scheduler(scheduler)
     return Engine(
         EngineParts(
             executor=executor,
-            scheduler=scheduler if tap is None else tap.scheduler(scheduler),
+            scheduler=scheduler,
             kv=kv,
             draft_policy=_draft_policy(config, limits),
             limits=limits,
@@ -140,6 +145,8 @@ def _limits(config: EngineConfig, facts: ModelFacts, kv: KVManager) -> Scheduler
         num_usable_blocks=kv.num_usable_blocks,
         preempt_mode=scheduler.preempt_mode,
         partial_preemption=scheduler.partial_preemption,
+        max_queued_requests=scheduler.max_queued_requests,
+        max_queued_tokens=scheduler.max_queued_tokens,
     )
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from tokenloom.batch import TokenLogprobs
 from tokenloom.request import FinishReason
+from tokenloom.unguarded import unguarded
 
 __all__ = ["EngineOutput", "EngineStats", "RequestTimes"]
 
@@ -20,7 +22,14 @@ class RequestTimes:
     first_token_s: float | None = None
     finish_s: float | None = None
 
+    def tpot_s(self, num_output_tokens: int) -> float | None:
+        """Mean time of an output token after the first; None where there is none, or the request has not ended."""
+        if self.first_token_s is None or self.finish_s is None or num_output_tokens < 2:
+            return None
+        return (self.finish_s - self.first_token_s) / (num_output_tokens - 1)
 
+
+@unguarded
 @dataclass(frozen=True, slots=True)
 class EngineOutput:
     """One request's news of one step.
@@ -60,6 +69,9 @@ class EngineStats:
 
     Of the preemptions, `num_swaps` moved KV to host memory, `num_swapped_bytes` in all; `num_refused_swaps` found no
     room there and `num_lost_swaps` did not arrive, so that these were computed again.
+
+    `num_proposals` counts lists of drafts that were verified, `num_draft_tokens` their drafts; `accepted_by_position`
+    has the accepted ones by their depth, counted from 0.
     """
 
     num_steps: int = 0
@@ -74,22 +86,30 @@ class EngineStats:
     num_lost_swaps: int = 0
     num_swapped_bytes: int = 0
     num_finished: int = 0
+    num_proposals: int = 0
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     python_s: float = 0.0
     times_s: dict[str, float] = field(default_factory=dict)
+    accepted_by_position: dict[int, int] = field(default_factory=dict)
 
     def snapshot(self) -> EngineStats:
         """A copy to measure from."""
-        return replace(self, times_s=dict(self.times_s))
+        return replace(self, times_s=dict(self.times_s), accepted_by_position=dict(self.accepted_by_position))
 
     def since(self, before: EngineStats) -> dict[str, Any]:
         """What was added after a snapshot, as plain data."""
         now, then = asdict(self), asdict(before)
-        times = {phase: seconds - then["times_s"].get(phase, 0.0) for phase, seconds in now["times_s"].items()}
-        return {name: now[name] - then[name] for name in now if name != "times_s"} | {"times_s": times}
+        tables = {
+            name: {key: amount - then[name].get(key, 0) for key, amount in now[name].items()}
+            for name in ("times_s", "accepted_by_position")
+        }
+        return {name: now[name] - then[name] for name in now if name not in tables} | tables
 
-    def add_times(self, times_s: dict[str, float]) -> None:
-        """Adds seconds by phase."""
-        for phase, seconds in times_s.items():
+    def add_step(self, num_tokens: int, plan_s: float, times_s: Mapping[str, float], commit_s: float) -> None:
+        """Counts a step: its tokens, and the seconds of planning, of the executor's phases and of the commit."""
+        self.num_steps += 1
+        self.num_computed_tokens += num_tokens
+        self.python_s += plan_s + times_s.get("build", 0.0) + commit_s
+        for phase, seconds in {"plan": plan_s, **times_s, "commit": commit_s}.items():
             self.times_s[phase] = self.times_s.get(phase, 0.0) + seconds

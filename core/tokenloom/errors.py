@@ -8,9 +8,11 @@ TokenloomError
 │   └── PluginContractError  it broke a rule of its contract while running
 ├── ModelError               a checkpoint, tokenizer or source is missing, corrupt or not supported
 ├── RequestError             one request can never run as asked (bad parameters, too long)
+├── OverloadedError          too much waits already; the same request may be taken later
 ├── OutOfMemoryError         weights, KV cache or activations do not fit
 ├── EngineBusyError          the engine was called in mid-step, from another thread or from a plugin
-└── EngineDeadError          the engine stopped; requests in flight are lost
+├── EngineDeadError          the engine stopped; requests in flight are lost
+└── RemoteServerError        a server that is measured cannot be reached, or fails a plain request
 
 A message says what was wrong, its value, what is allowed and what to try. Bugs of our own are `assert`.
 """
@@ -21,6 +23,7 @@ import difflib
 from collections.abc import Iterable
 
 __all__ = [
+    "CONTEXT_LENGTH_EXCEEDED",
     "CapabilityError",
     "ConfigError",
     "ContractVersionError",
@@ -28,12 +31,18 @@ __all__ = [
     "EngineDeadError",
     "ModelError",
     "OutOfMemoryError",
+    "OverloadedError",
     "PluginContractError",
     "PluginError",
+    "RemoteServerError",
     "RequestError",
     "TokenloomError",
     "did_you_mean",
 ]
+
+
+CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
+"""Code of a request whose prompt leaves no room for a token."""
 
 
 class TokenloomError(Exception):
@@ -75,15 +84,47 @@ class ModelError(TokenloomError):
 
 
 class RequestError(TokenloomError, ValueError):
-    """One request can never run as asked. `param` names the field at fault, if there is one."""
+    """One request can never run as asked.
 
-    def __init__(self, message: str, param: str | None = None) -> None:
+    Attributes:
+        param: names the field at fault, if there is one.
+        code: the kind of fault as a word for programs, such as `CONTEXT_LENGTH_EXCEEDED`, where there is one.
+    """
+
+    def __init__(self, message: str, param: str | None = None, *, code: str | None = None) -> None:
         self.param = param
+        self.code = code
         super().__init__(message)
 
 
 class OutOfMemoryError(TokenloomError, MemoryError):
     """Weights, KV cache or activations do not fit; the message holds the breakdown."""
+
+
+class OverloadedError(TokenloomError):
+    """A request was refused for now, because too many others wait; try it again later.
+
+    Attributes:
+        resource: what is full, e.g. "requests" or "tokens" of the engine's queue; "" if it is not told.
+        limit: most of it.
+        current: how much of it is taken.
+        retry_after_s: when trying again may be worth it, seconds, if that can be said.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        resource: str = "",
+        limit: int | None = None,
+        current: int | None = None,
+        retry_after_s: float | None = None,
+    ) -> None:
+        self.resource = resource
+        self.limit = limit
+        self.current = current
+        self.retry_after_s = retry_after_s
+        super().__init__(message)
 
 
 class EngineBusyError(TokenloomError, RuntimeError):
@@ -92,6 +133,10 @@ class EngineBusyError(TokenloomError, RuntimeError):
 
 class EngineDeadError(TokenloomError):
     """The engine stopped after an internal failure; requests in flight are lost."""
+
+
+class RemoteServerError(TokenloomError):
+    """A server that is measured cannot be reached, or fails a plain request."""
 
 
 def did_you_mean(word: str, candidates: Iterable[str]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tokenloom.errors import RequestError
+from tokenloom.errors import CONTEXT_LENGTH_EXCEEDED, RequestError
 from tokenloom.request import Request
 
 __all__ = ["RequestLimits", "check_feasible"]
@@ -50,6 +50,7 @@ def check_feasible(request: Request, limits: RequestLimits, num_reserved_tokens:
             f"the prompt has {request.num_prompt_tokens} tokens and leaves no room for output within "
             f"max_model_len={limits.max_model_len}; shorten the prompt or raise model.max_model_len",
             "prompt",
+            code=CONTEXT_LENGTH_EXCEEDED,
         )
     if request.num_prompt_tokens > limits.max_kv_tokens:
         raise RequestError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, cast, final
@@ -12,7 +13,9 @@ from tokenloom.clock import MonotonicClock
 from tokenloom.compose import ComposedConfig, compose_config
 from tokenloom.engine import Engine
 from tokenloom.engine_builder import build_engine
+from tokenloom.engine_tap import EngineTap
 from tokenloom.errors import RequestError
+from tokenloom.grammar_spec import GrammarSpec
 from tokenloom.load_progress import load_progress
 from tokenloom.loader.checkpoint import open_checkpoint
 from tokenloom.loader.sources import resolve_model
@@ -22,6 +25,7 @@ from tokenloom.request_factory import RequestFactory, RequestTraits
 from tokenloom.results import RequestOutput
 from tokenloom.sampling_params import SamplingParams
 from tokenloom.session import Session, TextStream
+from tokenloom.structured import compile_grammar
 from tokenloom.text.bad_words import encode_bad_words
 from tokenloom.text.chat_template import ChatTemplate
 from tokenloom.text.tokenizer import Tokenizer, build_tokenizer
@@ -52,6 +56,7 @@ class LLM:
         config: ComposedConfig | None = None,
         registry: Registry | None = None,
         show_progress: bool | None = None,
+        taps: Sequence[EngineTap] = (),
         **keywords: Any,
     ) -> None:
         """Composes the configuration, fetches the model if need be, and loads it.
@@ -63,6 +68,7 @@ class LLM:
             config: a composed configuration instead of all of the above.
             registry: the plugins to choose from; the installed ones by default.
             show_progress: progress bars on stderr; None shows them on a terminal only.
+            taps: hear what goes by between the engine and its parts, e.g. for a profile.
             keywords: Python keywords for the most used keys, e.g. dtype="float32", block_size=32; see
                 `tokenloom.compose.KEYWORDS`.
 
@@ -87,13 +93,16 @@ class LLM:
             # The engine takes what was found here: asked again, a hub could answer with another revision.
             found = settings.model_copy(update={"source": str(path), "revision": None})
             engine_config = config.engine.model_copy(update={"model": found})
-            self.engine: Engine = build_engine(engine_config, registry=registry, clock=clock, progress=progress)
+            self.engine: Engine = build_engine(
+                engine_config, registry=registry, clock=clock, progress=progress, taps=taps
+            )
         # A loaded model is a million objects that live as long as it does; walking them again and again costs the
         # garbage collector more than all of a step's own Python work.
         gc.collect()
         gc.freeze()
         eos_token_ids = tuple(dict.fromkeys((*self.engine.facts.eos_token_ids, *self.tokenizer.eos_token_ids)))
         self._clock = clock
+        self._eos_token_ids = eos_token_ids
         self._factory = RequestFactory(self.engine.limits, eos_token_ids, config.engine.engine.seed, clock, registry)
         self._session = Session(self.engine, self.tokenizer)
 
@@ -102,6 +111,7 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        structured_outputs: GrammarSpec | Sequence[GrammarSpec | None] | None = None,
         traits: RequestTraits | Sequence[RequestTraits] | None = None,
         on_step: Callable[[], None] | None = None,
     ) -> list[RequestOutput]:
@@ -110,6 +120,8 @@ class LLM:
         Args:
             prompts: one prompt (text or token ids) or a list of them.
             params: for all prompts, or one each; SamplingParams() by default.
+            structured_outputs: what each text must match, e.g. GrammarSpec.json_schema({...}), for all prompts or one
+                each.
             traits: priority, tenant, SLOs and the like, for all prompts or one each.
             on_step: called after every step, e.g. to show progress.
 
@@ -118,12 +130,18 @@ class LLM:
 
         Raises:
             RequestError: a prompt or parameter can never run; then nothing was started.
+            OverloadedError: more requests would wait than scheduler.max_queued_requests or max_queued_tokens allow,
+                beside those of streams that are under way; then nothing was started.
         """
         items = _as_prompts(prompts)
         all_params = _one_each(params, SamplingParams, len(items), "params")
         all_traits = _one_each(traits, RequestTraits, len(items), "traits")
+        specs = _one_each(structured_outputs, GrammarSpec, len(items), "structured_outputs", may_be_none=True)
         encoded = [(item if isinstance(item, str) else None, self._encode(item)) for item in items]
-        groups = [self._requests(ids, p, t) for (_, ids), p, t in zip(encoded, all_params, all_traits, strict=True)]
+        groups = [
+            self._requests(ids, params, traits, spec)
+            for (_, ids), params, traits, spec in zip(encoded, all_params, all_traits, specs, strict=True)
+        ]
         requests = [request for group in groups for request in group]
         choices = self._session.start(requests)
         try:
@@ -147,6 +165,7 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         chat_template: str | None = None,
+        structured_outputs: GrammarSpec | Sequence[GrammarSpec | None] | None = None,
         **variables: Any,
     ) -> list[RequestOutput]:
         """Answers conversations.
@@ -155,6 +174,7 @@ class LLM:
             messages: one conversation (a list of {"role", "content"}) or a list of them.
             params: as in `generate`.
             chat_template: Jinja source instead of the model's own.
+            structured_outputs: as in `generate`.
             variables: further variables that the template reads.
 
         Raises:
@@ -163,10 +183,16 @@ class LLM:
         is_single = not messages or isinstance(messages[0], Mapping)
         conversations = [messages] if is_single else messages
         template = ChatTemplate.for_tokenizer(self.tokenizer, chat_template)
-        return self.generate([template.encode_chat(self.tokenizer, c, **variables) for c in conversations], params)
+        prompts = [template.encode_chat(self.tokenizer, c, **variables) for c in conversations]
+        return self.generate(prompts, params, structured_outputs=structured_outputs)
 
     def stream(
-        self, prompt: Prompt | Messages, params: SamplingParams | None = None, *, chat_template: str | None = None
+        self,
+        prompt: Prompt | Messages,
+        params: SamplingParams | None = None,
+        *,
+        chat_template: str | None = None,
+        structured_outputs: GrammarSpec | None = None,
     ) -> TextStream:
         """Completes one prompt, or answers one conversation, piece by piece.
 
@@ -177,7 +203,8 @@ class LLM:
             ids = template.encode_chat(self.tokenizer, prompt)
         else:
             ids = self._encode(prompt)  # type: ignore[arg-type]
-        return TextStream(self._session, self._requests(ids, params or SamplingParams()))
+        spec = _one_each(structured_outputs, GrammarSpec, 1, "structured_outputs", may_be_none=True)[0]
+        return TextStream(self._session, self._requests(ids, params or SamplingParams(), RequestTraits(), spec))
 
     def close(self) -> None:
         """Frees the model; idempotent. Also done at the end of a `with` block."""
@@ -193,8 +220,13 @@ class LLM:
         self.close()
 
     def _requests(
-        self, prompt_token_ids: list[int], params: SamplingParams, traits: RequestTraits | None = None
+        self, prompt_token_ids: list[int], params: SamplingParams, traits: RequestTraits, spec: GrammarSpec | None
     ) -> list[Request]:
+        if spec is not None:
+            if traits.constraint is not None:
+                raise RequestError("give structured_outputs or traits.constraint, not both", "structured_outputs")
+            vocab_size = self.engine.limits.vocab_size
+            traits = replace(traits, constraint=compile_grammar(spec, self.tokenizer, vocab_size, self._eos_token_ids))
         return self._factory.make(prompt_token_ids, params, traits, encode_bad_words(self.tokenizer, params.bad_words))
 
     def _encode(self, prompt: Prompt) -> list[int]:
@@ -216,11 +248,13 @@ def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     return list(cast(Sequence[Prompt], prompts))
 
 
-def _one_each(given: Any, kind: type[Any], count: int, name: str) -> list[Any]:
-    """`given` for all, one each, or the default; refuses anything else."""
-    values = [kind() if given is None else given] * count if not isinstance(given, list | tuple) else list(given)
+def _one_each(given: Any, kind: type[Any], count: int, name: str, *, may_be_none: bool = False) -> list[Any]:
+    """`given` for all, one each, or the default (None, if that may be); refuses anything else."""
+    if given is None and not may_be_none:
+        given = kind()
+    values = list(given) if isinstance(given, list | tuple) else [given] * count
     for value in values:
-        if not isinstance(value, kind):
+        if not isinstance(value, kind) and not (may_be_none and value is None):
             raise RequestError(f"{name} must be {kind.__name__} or a list of them, got {value!r:.80}", name)
     if len(values) != count:
         raise RequestError(f"{name} has {len(values)} entries for {count} prompts; give one for all, or one each", name)

@@ -15,13 +15,13 @@ from tokenloom.errors import CapabilityError, ConfigError
 from tokenloom.executors.activation_memory import activation_peak_bytes, workspace_bytes
 from tokenloom.executors.device_choice import available_bytes, choose_device, choose_dtype, choose_max_model_len
 from tokenloom.executors.kv_memory import kv_groups
-from tokenloom.interfaces.attention import AttentionConfig, AttentionContext
+from tokenloom.executors.model_contexts import attention_context, model_traits
+from tokenloom.interfaces.attention import AttentionConfig
 from tokenloom.interfaces.cache import CacheConfig, CacheContext
-from tokenloom.interfaces.executor import KVGroupSpec, ModelTraits
+from tokenloom.interfaces.executor import KVGroupSpec
 from tokenloom.interfaces.quant import QuantConfig, QuantContext
 from tokenloom.interfaces.scheduler import SchedulerConfig
 from tokenloom.kv.memory_plan import MemoryBudget, MemoryPlan, plan_memory
-from tokenloom.model_config import ModelConfig
 from tokenloom.models.causal_lm import CausalLM
 from tokenloom.models.layers import LayerFactory
 from tokenloom.models.load_targets import LoadTarget
@@ -109,11 +109,14 @@ def forecast_memory(config: EngineConfig, checkpoint: Checkpoint, memory_bytes: 
     model_config = checkpoint.config
     device = choose_device(config.model)
     dtype = choose_dtype(config.model, model_config, device)
-    _check_capabilities(config, model_config, device, dtype)
+    reasons = capability_check(config, default_registry(), traits=model_traits(model_config, device, dtype))
+    if reasons:
+        raise CapabilityError(reasons)
     max_model_len = choose_max_model_len(config.model, model_config)
     cache = cast(CacheConfig, config.cache.config)
     model, weights = _outline(config, checkpoint, dtype, max_model_len)
-    groups = _groups(config, model, device, dtype, max_model_len, cache.block_size)
+    context = attention_context(config, model_config, device, dtype, max_model_len)
+    groups = kv_groups(model.attention_layers(), cast(AttentionConfig, config.attention.config).build(context))
     budget = MemoryBudget(
         weights=weights,
         activation_peak=activation_peak_bytes(config, model_config, dtype),
@@ -159,19 +162,6 @@ def largest_batch(config: EngineConfig, forecast: MemoryForecast, lengths: Reque
         internal=internal,
         mean_internal=internal if reserved else unused / (used + unused),
     )
-
-
-def _check_capabilities(config: EngineConfig, model: ModelConfig, device: torch.device, dtype: torch.dtype) -> None:
-    traits = ModelTraits(
-        head_dim=model.head_dim,
-        has_window=any(window is not None for window in model.windows),
-        has_soft_cap=model.attn_soft_cap is not None,
-        device=device.type,
-        dtype=str(dtype).removeprefix("torch."),
-    )
-    reasons = capability_check(config, default_registry(), traits=traits)
-    if reasons:
-        raise CapabilityError(reasons)
 
 
 def _outline(
@@ -221,27 +211,3 @@ def _weight_bytes(targets: Sequence[LoadTarget], checkpoint: Checkpoint) -> int:
         target.finalize()
         total += target.num_bytes
     return total
-
-
-def _groups(
-    config: EngineConfig,
-    model: CausalLM,
-    device: torch.device,
-    dtype: torch.dtype,
-    max_model_len: int,
-    block_size: int,
-) -> tuple[KVGroupSpec, ...]:
-    scheduler = cast(SchedulerConfig, config.scheduler.config)
-    context = AttentionContext(
-        num_heads=model.config.num_heads,
-        num_kv_heads=model.config.num_kv_heads,
-        head_dim=model.config.head_dim,
-        block_size=block_size,
-        dtype=dtype,
-        device=device,
-        max_num_seqs=scheduler.max_num_seqs,
-        max_num_batched_tokens=scheduler.max_num_batched_tokens,
-        max_model_len=max_model_len,
-        deterministic=config.engine.deterministic,
-    )
-    return kv_groups(model.attention_layers(), cast(AttentionConfig, config.attention.config).build(context))

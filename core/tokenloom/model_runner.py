@@ -12,7 +12,7 @@ import torch
 
 from tokenloom.batch import RowPlan, RowResult, StepPlan, StepResult, TokenLogprobs
 from tokenloom.batch_state import BatchState
-from tokenloom.clock import Clock
+from tokenloom.clock import Clock, LapTimer
 from tokenloom.host_blocks import HostBlocks
 from tokenloom.interfaces.attention import AttentionBackend
 from tokenloom.interfaces.spec_decode import DraftBatch, Drafter, DraftSampling, Proposal, Verifier
@@ -80,38 +80,32 @@ class ModelRunner:
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
         """Runs one step to its end."""
-        clock = self._parts.clock
-        moving_s = clock.now()
+        timer = LapTimer(self._parts.clock)
         lost = self._move_blocks(plan)
-        start_s = clock.now()
-        transfer = {"transfer": start_s - moving_s} if plan.transfers else {}
+        if plan.transfers:
+            timer.lap("transfer")
         self._state.remove(plan.removed)
         self._verification.forget(plan.removed)
         self._parts.drafter.forget(plan.removed)
         if not plan.rows:
-            return StepResult(plan.step_id, (), transfer, lost)
-        for row in plan.rows:
-            self._state.update(row)
+            return StepResult(plan.step_id, (), timer.times_s, lost)
+        self._state.update(plan.rows)
         inputs = self._parts.inputs.build(plan)
-        built_s = clock.now()
+        timer.lap("build")
         hidden, captured = self._forward(inputs)
-        forward_s = clock.now()
-        sampled = self._sample(plan, inputs, hidden)
+        timer.lap("forward")
+        sampled = self._sample(plan, inputs, hidden, timer)
         prompt = self._prompt_logprobs(plan, inputs, hidden)
-        sampled_s = clock.now()
+        timer.lap("verify" if sampled.accepted_rows else "sample")
         self._compact_trees(plan, inputs, sampled)
         for request_id, token_ids in sampled.token_ids.items():
             self._state.append_tokens(self._state.row(request_id), token_ids)
         proposals = self._propose(plan, inputs, sampled, captured)
+        if proposals:
+            timer.lap("propose")
         rows = tuple(_row_result(row, sampled, proposals, prompt.get(row.request_id, ())) for row in plan.rows)
-        times = {
-            "build": built_s - start_s,
-            "forward": forward_s - built_s,
-            "sample": sampled_s - forward_s,
-            "propose": clock.now() - sampled_s,
-            **transfer,
-        }
-        return StepResult(plan.step_id, rows, times, lost)
+        timer.lap("results")
+        return StepResult(plan.step_id, rows, timer.times_s, lost)
 
     def _move_blocks(self, plan: StepPlan) -> tuple[str, ...]:
         """Copies KV to the host and back, and within the device; returns the requests whose KV found no room there."""
@@ -133,11 +127,12 @@ class ModelRunner:
         output = self._parts.model.forward(inputs.token_ids, context)
         return output.hidden, output.captured
 
-    def _sample(self, plan: StepPlan, inputs: StepInputs, hidden: torch.Tensor) -> _Sampled:
+    def _sample(self, plan: StepPlan, inputs: StepInputs, hidden: torch.Tensor, timer: LapTimer) -> _Sampled:
         if not inputs.sampling_ids:
             return _Sampled({}, {}, {}, {})
         by_id = {row.request_id: row for row in plan.rows if row.samples}
         logits = self._parts.model.compute_logits(hidden[inputs.logits_rows])  # [R, V]
+        timer.lap("logits")
         batch = self._state.sampling(inputs.sampling_ids, inputs.num_logits_rows, inputs.logits_offsets, by_id)
         cu_rows = np.zeros(len(inputs.sampling_ids) + 1, np.int64)
         np.cumsum(inputs.num_logits_rows, out=cu_rows[1:])

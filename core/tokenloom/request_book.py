@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import KeysView, Mapping, Sequence
 from typing import final
 
+from tokenloom.backlog import Backlog
 from tokenloom.batch import PreemptMode
-from tokenloom.clock import Clock
 from tokenloom.engine_output import EngineStats
+from tokenloom.engine_parts import EngineParts
 from tokenloom.errors import RequestError
 from tokenloom.interfaces.scheduler import Scheduler
 from tokenloom.interfaces.scheduler_events import RequestArrived, RequestFinished, RequestPreempted, SchedulerEvent
-from tokenloom.kv.manager import KVManager, PrefixMatch
+from tokenloom.kv.manager import PrefixMatch
 from tokenloom.plugin_guard import plugin_call
 from tokenloom.request import FinishReason, Request, RequestStatus
 from tokenloom.request_queue import RequestQueue
@@ -28,13 +29,14 @@ class RequestBook:
        +-----preempt------+        (finish also from waiting)
     """
 
-    def __init__(self, kv: KVManager, scheduler: Scheduler, plugin: str, clock: Clock, stats: EngineStats) -> None:
-        """`plugin` names the scheduler in errors, e.g. "scheduler=fcfs"."""
-        self._kv = kv
-        self._scheduler = scheduler
-        self._plugin = plugin
-        self._clock = clock
+    def __init__(self, parts: EngineParts, stats: EngineStats) -> None:
+        self._kv = parts.kv
+        self._scheduler = parts.scheduler
+        self._plugin = parts.labels["scheduler"]
+        self._clock = parts.clock
         self._stats = stats
+        limits = parts.limits
+        self._backlog = Backlog(limits.max_num_seqs, limits.max_queued_requests, limits.max_queued_tokens)
         self._requests: dict[str, Request] = {}
         self._running: dict[str, Request] = {}
         self._removed: list[str] = []
@@ -56,9 +58,14 @@ class RequestBook:
         """Number of running requests."""
         return len(self._running)
 
-    def is_running(self, request_id: str) -> bool:
-        """Whether a request holds a slot."""
-        return request_id in self._running
+    @property
+    def running_ids(self) -> KeysView[str]:
+        """Ids of the running requests, in order of admission."""
+        return self._running.keys()
+
+    def replace_scheduler(self, scheduler: Scheduler, plugin: str) -> None:
+        """Another scheduler hears of what happens from now on."""
+        self._scheduler, self._plugin = scheduler, plugin
 
     def take_removed(self) -> tuple[str, ...]:
         """Ids that ended or were preempted since the last call: what the executor must forget."""
@@ -77,8 +84,21 @@ class RequestBook:
         with plugin_call(self._plugin, "observe() takes every event"):
             self._scheduler.observe(event)
 
-    def add(self, request: Request) -> None:
-        """Takes a new request in. Raises RequestError when its id is in use."""
+    def add(self, requests: Sequence[Request]) -> None:
+        """Takes new requests in, all or none. Raises OverloadedError, or RequestError for an id that is in use."""
+        self._backlog.check(requests, len(self._running))
+        added: list[Request] = []
+        try:
+            for request in requests:
+                self._add(request)
+                added.append(request)
+        except BaseException:
+            for request in added:
+                self.finish(request, FinishReason.ABORT)
+            self.tell_events()
+            raise
+
+    def _add(self, request: Request) -> None:
         if request.request_id in self._requests:
             raise RequestError(f"request_id {request.request_id!r} is in use; choose another one", "request_id")
         self._requests[request.request_id] = request
@@ -91,6 +111,7 @@ class RequestBook:
             self.waiting.remove(request)
             self.waiting.forget(request.request_id)
             raise
+        self._backlog.enter(request)
         self._stats.num_prompt_tokens += request.num_prompt_tokens
 
     def admit(self, request: Request, match: PrefixMatch) -> None:
@@ -105,6 +126,7 @@ class RequestBook:
         request.status = RequestStatus.RUNNING
         request.num_computed_tokens = match.num_tokens
         if request.first_scheduled_time_s is None:
+            self._backlog.leave(request)
             request.first_scheduled_time_s = self._clock.now()
             request.num_cached_tokens = min(match.num_tokens, request.num_prompt_tokens)
             self._stats.num_cached_tokens += request.num_cached_tokens
@@ -147,6 +169,8 @@ class RequestBook:
     def finish(self, request: Request, reason: FinishReason) -> None:
         """Ends a request, wherever it stands, and frees its memory."""
         self._kv.release(request, is_final=True)
+        if request.first_scheduled_time_s is None:
+            self._backlog.leave(request)
         if self._running.pop(request.request_id, None) is None:
             self.waiting.remove(request)
         else:

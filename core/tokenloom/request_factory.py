@@ -59,6 +59,9 @@ class RequestFactory:
         params: SamplingParams,
         traits: RequestTraits | None = None,
         bad_words: Sequence[Sequence[int]] = (),
+        *,
+        request_id: str | None = None,
+        arrival_s: float | None = None,
     ) -> list[Request]:
         """One request for each of `params.n` choices. They share prompt and seed; their noise differs by choice index.
 
@@ -67,31 +70,34 @@ class RequestFactory:
             params: how to sample.
             traits: what policies may know.
             bad_words: token sequences that must not appear: what `params.bad_words` is in tokens.
+            request_id: what the caller calls it; of n > 1 choices, the i-th one is called `request_id-i`. None counts.
+            arrival_s: when it came, on the engine's clock; None for now. A moment to come is taken for now.
 
         Raises:
             RequestError: an option names a token id outside the vocabulary or a plugin that does not exist, or the
                 options together leave no token to choose.
         """
-        stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else set(self._eos_token_ids))
+        traits = traits or RequestTraits()
+        # A constraint that has seen the end of its text knows no further position.
+        ends_at_eos = not params.ignore_eos or traits.constraint is not None
+        stop_ids = frozenset(params.stop_token_ids) | (frozenset(self._eos_token_ids) if ends_at_eos else frozenset())
         check_token_options(params, stop_ids, bad_words, self._limits.vocab_size)
         processors = self._processors(params)
         number = self._next_number
         self._next_number += 1
-        traits = traits or RequestTraits()
-        max_total = self._limits.max_total_tokens
-        if params.max_tokens is not None:
-            max_total = min(max_total, len(prompt_token_ids) + params.max_tokens)
-        arrival_s = self._clock.now()
+        max_total = self._most_tokens(len(prompt_token_ids), params.max_tokens)
+        name = f"req-{number}" if request_id is None else request_id
+        now_s = self._clock.now()
         return [
             Request(
-                request_id=f"req-{number}" if params.n == 1 else f"req-{number}-{index}",
+                request_id=name if params.n == 1 else f"{name}-{index}",
                 prompt_token_ids=prompt_token_ids,
                 params=params,
                 seed=self._seed(number) if params.seed is None else params.seed,
                 max_total_tokens=max_total,
                 choice_index=index,
-                choice_set="" if params.n == 1 else f"req-{number}",
-                arrival_time_s=arrival_s,
+                choice_set="" if params.n == 1 else name,
+                arrival_time_s=now_s if arrival_s is None else min(arrival_s, now_s),
                 priority=traits.priority,
                 tenant=traits.tenant,
                 cache_salt=traits.cache_salt,
@@ -106,6 +112,11 @@ class RequestFactory:
             )
             for index in range(params.n)
         ]
+
+    def _most_tokens(self, num_prompt_tokens: int, max_tokens: int | None) -> int:
+        """Longest that prompt and output of a request may get."""
+        longest = self._limits.max_total_tokens
+        return longest if max_tokens is None else min(longest, num_prompt_tokens + max_tokens)
 
     def _processors(self, params: SamplingParams) -> tuple[PluginChoice, ...]:
         if not params.logits_processors:

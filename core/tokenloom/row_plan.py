@@ -9,7 +9,7 @@ from tokenloom.request import Request
 __all__ = ["build_row", "prompt_logprob_slots"]
 
 
-def build_row(request: Request, num_tokens: int, kv: KVManager, *, is_new: bool, max_drafts: int) -> RowPlan:
+def build_row(request: Request, num_tokens: int, kv: KVManager, is_new: bool, max_drafts: int) -> RowPlan:
     """Allocates a request's blocks for a step and says what the executor has to do.
 
     Args:
@@ -20,31 +20,31 @@ def build_row(request: Request, num_tokens: int, kv: KVManager, *, is_new: bool,
         max_drafts: most drafts to propose after the step, if it samples.
     """
     start = request.num_computed_tokens
-    wants_logprobs = request.params.prompt_logprobs is not None
-    num_own = request.num_tokens - start
-    num_drafts = max(0, num_tokens - num_own)
+    end, num_own = start + num_tokens, request.num_tokens - start
     samples = num_tokens >= num_own
-    num_slots = start + num_tokens
-    if is_new:
-        num_slots = max(num_slots, kv.reserved_blocks(request) * kv.block_size)
-    updates = kv.grow(request, num_slots)
-    if is_new:
-        # The executor has no table yet: all of it is new, but for the null blocks of a window.
-        updates = tuple(
-            BlockTableUpdate(update.num_null_blocks, update.num_null_blocks, tuple(table[update.num_null_blocks :]))
-            for update, table in zip(updates, kv.tables(request.request_id), strict=True)
-        )
+    num_drafts = num_tokens - num_own if samples else 0
+    wants_logprobs = request.params.prompt_logprobs is not None
+    # By place: this runs for each row of each step, and keywords would take as long again.
     return RowPlan(
-        request_id=request.request_id,
-        num_computed_tokens=start,
-        num_scheduled_tokens=num_tokens,
-        draft_token_ids=tuple(request.draft_token_ids[:num_drafts]),
-        draft_parents=tuple(request.draft_parents[:num_drafts]),
-        prompt_logprob_slots=prompt_logprob_slots(request, start, start + num_tokens) if wants_logprobs else (0, 0),
-        block_updates=updates,
-        samples=samples,
-        max_drafts=max_drafts if samples else 0,
-        new=_new_row(request) if is_new else None,
+        request.request_id,
+        start,
+        num_tokens,
+        tuple(request.draft_token_ids[:num_drafts]) if num_drafts else (),
+        _first_tables(request, end, kv) if is_new else kv.grow(request, end),
+        samples,
+        max_drafts if samples else 0,
+        tuple(request.draft_parents[:num_drafts]) if num_drafts else (),
+        prompt_logprob_slots(request, start, end) if wants_logprobs else (0, 0),
+        _new_row(request) if is_new else None,
+    )
+
+
+def _first_tables(request: Request, num_slots: int, kv: KVManager) -> tuple[BlockTableUpdate, ...]:
+    """The executor has no table yet: all of it is new, but for the null blocks of a window."""
+    updates = kv.grow(request, max(num_slots, kv.reserved_blocks(request) * kv.block_size))
+    return tuple(
+        BlockTableUpdate(update.num_null_blocks, update.num_null_blocks, tuple(table[update.num_null_blocks :]))
+        for update, table in zip(updates, kv.tables(request.request_id), strict=True)
     )
 
 

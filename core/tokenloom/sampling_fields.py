@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import operator
+from collections.abc import Collection, Mapping, Set
+from typing import Any, SupportsIndex
 
 from tokenloom.errors import RequestError
 
@@ -64,12 +65,15 @@ def checked_strings(name: str, value: object, advice: str) -> tuple[str, ...]:
 
 
 def checked_token_ids(name: str, value: object, advice: str, *, may_be_empty: bool = True) -> tuple[int, ...]:
-    """A list of token ids. Whether the model has them is checked when the request is made."""
-    if not isinstance(value, tuple | list) or not (value or may_be_empty):
+    """A list of token ids; a range, or what numpy and torch make, will do. Whether the model has them is checked when
+    the request is made."""
+    ids = _items(value)
+    if ids is None or not (ids or may_be_empty):
         raise refusal(name, value, f"a {'' if may_be_empty else 'non-empty '}list of token ids", advice)
-    for token_id in value:
-        check_int(name, token_id, 0, MAX_INT32, "ids of the model's own vocabulary", "each id")
-    return tuple(value)
+    if not (set(map(type, ids)) <= {int} and 0 <= min(ids, default=0) and max(ids, default=0) <= MAX_INT32):
+        for token_id in ids:
+            check_int(name, token_id, 0, MAX_INT32, "ids of the model's own vocabulary", "each id")
+    return ids
 
 
 def checked_biases(name: str, value: object, limit: float) -> dict[int, float]:
@@ -104,6 +108,26 @@ def checked_processors(name: str, value: object) -> dict[str, dict[str, Any]]:
             raise refusal(name, value, allowed, advice)
         found[plugin] = dict(settings or {})
     return found
+
+
+def _items(value: object) -> tuple[Any, ...] | None:
+    """What a list of numbers holds, whatever library made it; None of anything else."""
+    if not isinstance(value, Collection) or isinstance(value, str | bytes | bytearray | Mapping | Set):
+        return None
+    if set(map(type, value)) <= {int}:
+        # Long lists are common, and whatever looks at each of their items in Python is slow.
+        return tuple(value)
+    return tuple(_plain_int(item) for item in value)
+
+
+def _plain_int(value: Any) -> Any:
+    """An integer of another library as Python's own; anything else as it is, to be refused."""
+    if type(value) is int or isinstance(value, bool) or not isinstance(value, SupportsIndex):
+        return value
+    try:
+        return operator.index(value)
+    except TypeError:
+        return value
 
 
 def _shown(value: object) -> str:

@@ -88,7 +88,7 @@ class SamplingParams:
         stop: strings that end the text. One string or a list is accepted; stored as a tuple.
         stop_token_ids: token ids that end the text; stored as a tuple.
         include_stop_str_in_output: whether the text keeps the stop string that ended it.
-        ignore_eos: go on after the end-of-sequence token.
+        ignore_eos: go on after the end-of-sequence token. Structured output ends there all the same.
         logprobs: None for none; else this many most likely tokens are reported beside the chosen one. Values are the
             log-softmax of the model's own logits, before anything above is applied.
         prompt_logprobs: the same for each token of the prompt but the first, given the tokens before it. Such a request

@@ -83,17 +83,15 @@ class Session:
         self._abandoned: deque[Request] = deque()
 
     def start(self, requests: Sequence[Request]) -> list[Choice]:
-        """Adds all requests, or none and raises RequestError."""
+        """Adds all requests, or none and raises RequestError or OverloadedError."""
         self._drop_abandoned()
-        added: list[Request] = []
+        self._engine.add_requests(requests)
         try:
             for request in requests:
-                self._engine.add_request(request)
-                added.append(request)
                 self._processor.add(request)
                 self._choices[request.request_id] = Choice(request)
         except BaseException:
-            self.drop(added)
+            self.drop(requests)
             raise
         return [self._choices[request.request_id] for request in requests]
 

@@ -14,7 +14,7 @@ from pydantic_core import ErrorDetails
 from tokenloom.errors import ConfigError, did_you_mean
 from tokenloom.interfaces.contract import PluginChoice
 
-__all__ = ["alternatives", "fault_text", "lists_to_tuples", "misreads_bool", "validated"]
+__all__ = ["alternatives", "fault_text", "lists_to_tuples", "located_fault", "misreads_bool", "validated"]
 
 _Config = TypeVar("_Config", bound=BaseModel)
 
@@ -73,6 +73,11 @@ def fault_text(details: ErrorDetails) -> str:
     """What one pydantic error says of a value, e.g. "must be a valid integer"."""
     text = details["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
     return text[:1].lower() + text[1:]
+
+
+def located_fault(details: ErrorDetails, whole: str) -> str:
+    """The same with the place before it, e.g. "0.prompt: must be a valid list"; `whole` stands for a place of none."""
+    return f"{'.'.join(map(str, details['loc'])) or whole}: {fault_text(details)}"
 
 
 def _fault(details: ErrorDetails, config_class: type[BaseModel], values: Mapping[str, Any]) -> str:

@@ -86,27 +86,34 @@ class StepInputsBuilder:
     def build(self, plan: StepPlan) -> StepInputs:
         """Builds the inputs of a plan whose rows the state knows already."""
         state, rows = self._state, plan.rows
-        row_ids = np.array([state.row(row.request_id) for row in rows], np.int64)  # [B]
+        row_ids = np.array(state.rows(rows), np.int64)  # [B]
         starts = np.array([row.num_computed_tokens for row in rows], np.int64)  # [B]
         counts = np.array([row.num_scheduled_tokens for row in rows], np.int64)  # [B]
         cu = np.zeros(len(rows) + 1, np.int64)
         np.cumsum(counts, out=cu[1:])
-        _store_drafts(state, rows, row_ids)
+        has_drafts = any(row.draft_token_ids for row in rows)
+        if has_drafts:
+            _store_drafts(state, rows, row_ids)
         token_rows = np.repeat(row_ids, counts)  # [T]
         slot_index = np.arange(cu[-1]) - np.repeat(cu[:-1] - starts, counts)  # [T]
-        tree_mask = self._tree_mask(rows, cu)
+        tree_mask = self._tree_mask(rows, cu) if has_drafts else None
         positions = self._positions.write(slot_index if tree_mask is None else _tree_positions(rows, cu, slot_index))
-        sampling = [(row, int(cu[index + 1])) for index, row in enumerate(rows) if row.samples]
-        num_logits_rows = tuple(1 + len(row.draft_token_ids) for row, _ in sampling)
-        logits_rows = [i for (_, end), count in zip(sampling, num_logits_rows) for i in range(end - count, end)]
+        sampling = [(row, end) for row, end in zip(rows, cu[1:].tolist(), strict=True) if row.samples]
+        num_logits_rows, logits_offsets = (1,) * len(sampling), (0,) * len(sampling)
+        logits_rows = np.array([end - 1 for _, end in sampling], np.int64)
+        if has_drafts:
+            num_logits_rows = tuple(1 + len(row.draft_token_ids) for row, _ in sampling)
+            logits_offsets = tuple(depth for row, _ in sampling for depth in _depths(row))
+            spans = zip(sampling, num_logits_rows, strict=True)
+            logits_rows = np.array([i for (_, end), count in spans for i in range(end - count, end)], np.int64)
         return StepInputs(
             token_ids=self._token_ids.write(state.token_ids[token_rows, slot_index]),
             positions=positions,
             attention=self._attention(_Rows(row_ids, starts, counts, cu, token_rows, slot_index), positions, tree_mask),
-            logits_rows=torch.tensor(logits_rows, dtype=torch.int64, device=self._device),
-            sampling_ids=tuple(row.request_id for row, _ in sampling),
+            logits_rows=torch.from_numpy(logits_rows).to(self._device),
+            sampling_ids=tuple([row.request_id for row, _ in sampling]),
             num_logits_rows=num_logits_rows,
-            logits_offsets=tuple(depth for row, _ in sampling for depth in _depths(row)),
+            logits_offsets=logits_offsets,
             first_rows=cu[:-1],
         )
 

@@ -35,7 +35,7 @@ def join(
 
 
 def update(state: BatchState, name: str, *updates: BlockTableUpdate, new: NewRow | None = None) -> None:
-    state.update(RowPlan(name, 0, 1, (), updates, True, new=new))
+    state.update([RowPlan(name, 0, 1, (), updates, True, new=new)])
 
 
 def test_rows_are_slots_that_are_used_again() -> None:

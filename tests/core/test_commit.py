@@ -7,7 +7,7 @@ from itertools import product
 import pytest
 
 from tokenloom.batch import RowPlan, RowResult, TokenLogprobs
-from tokenloom.commit import commit_row
+from tokenloom.commit import commit_row, make_output
 from tokenloom.request import FinishReason, Request
 from tokenloom.testing.stub_model import stub_request
 
@@ -31,12 +31,8 @@ def emit(tokens: list[int], num_accepted: int | None = None, **fields: object) -
 def test_stop_inside_an_accepted_run_wins_over_the_cap_behind_it() -> None:
     """The case of the public reports: [10, 11, STOP, 20, 21, 22] with 5 tokens allowed ends with stop at 3."""
     request, row = verified_request(5, max_tokens=5)
-    committed = commit_row(request, row, emit([10, 11, STOP, 20, 21, 22]))
-    assert (committed.token_ids, committed.finish_reason, committed.stop_reason) == (
-        [10, 11, STOP],
-        FinishReason.STOP,
-        STOP,
-    )
+    assert commit_row(request, row, emit([10, 11, STOP, 20, 21, 22])) is FinishReason.STOP
+    assert request.stop_reason == STOP
     assert request.output_token_ids == [10, 11, STOP]
 
 
@@ -46,16 +42,18 @@ def test_first_of_stop_and_cap_ends_the_run(max_tokens: int, stop_at: int) -> No
     if stop_at < 6:
         run[stop_at] = STOP
     request, row = verified_request(5, max_tokens)
-    committed = commit_row(request, row, emit(run, logprobs=tuple(TokenLogprobs(t, -1.0) for t in run)))
+    result = emit(run, logprobs=tuple(TokenLogprobs(t, -1.0) for t in run))
+    reason = commit_row(request, row, result)
+    output = make_output(request, 0, result, 1.0)
     count = min(max_tokens, stop_at + 1, 6)
-    assert committed.token_ids == request.output_token_ids == run[:count]
-    assert [entry.token_id for entry in committed.logprobs] == run[:count]
+    assert output.token_ids == request.output_token_ids == run[:count]
+    assert [entry.token_id for entry in output.logprobs] == run[:count]
     if stop_at < max_tokens and stop_at < 6:
-        assert (committed.finish_reason, committed.stop_reason) == (FinishReason.STOP, STOP)
+        assert (reason, output.stop_reason) == (FinishReason.STOP, STOP)
     elif max_tokens <= 6:
-        assert (committed.finish_reason, committed.stop_reason) == (FinishReason.LENGTH, None)
+        assert (reason, output.stop_reason) == (FinishReason.LENGTH, None)
     else:
-        assert committed.finish_reason is None
+        assert reason is None
     assert request.num_computed_tokens == min(10, request.num_tokens)
 
 
@@ -72,8 +70,8 @@ def test_frontier_ends_behind_the_last_accepted_draft(num_accepted: int) -> None
 def test_prompt_chunk_yields_nothing_and_moves_the_frontier() -> None:
     request = stub_request("r", range(10))
     request.num_inflight_tokens = 4
-    committed = commit_row(request, RowPlan("r", 0, 4, (), (), False), RowResult("r", []))
-    assert (committed.token_ids, committed.finish_reason) == ([], None)
+    assert commit_row(request, RowPlan("r", 0, 4, (), (), False), RowResult("r", [])) is None
+    assert request.output_token_ids == []
     assert (request.num_computed_tokens, request.num_inflight_tokens, request.num_recomputed_tokens) == (4, 0, 0)
 
 
@@ -113,9 +111,9 @@ def test_ended_request_keeps_no_drafts() -> None:
 def test_tokens_before_a_row_error_are_kept() -> None:
     request, row = verified_request(3)
     run = tuple(TokenLogprobs(token_id, -1.0) for token_id in (10, 11))
-    committed = commit_row(request, row, emit([10, 11], 2, error="every token is forbidden", logprobs=run))
-    assert (committed.token_ids, committed.finish_reason) == ([10, 11], FinishReason.ERROR)
-    assert committed.logprobs == run
+    result = emit([10, 11], 2, error="every token is forbidden", logprobs=run)
+    assert commit_row(request, row, result) is FinishReason.ERROR
+    assert make_output(request, 0, result, 1.0).logprobs == run
     assert request.output_token_ids == [10, 11]
     assert request.error == "every token is forbidden"
     assert request.num_computed_tokens == 4
@@ -127,15 +125,13 @@ def test_tokens_before_a_row_error_are_kept() -> None:
 )
 def test_stop_or_cap_before_a_row_error_comes_first(run: list[int], max_tokens: int, reason: FinishReason) -> None:
     request, row = verified_request(3, max_tokens)
-    committed = commit_row(request, row, emit(run, len(run), error="every token is forbidden"))
-    assert committed.finish_reason is reason
+    assert commit_row(request, row, emit(run, len(run), error="every token is forbidden")) is reason
     assert request.error is None
 
 
 def test_row_error_ends_the_request_without_tokens() -> None:
     request, row = verified_request(2)
-    committed = commit_row(request, row, RowResult("r", [], error="logits are NaN"))
-    assert (committed.token_ids, committed.finish_reason) == ([], FinishReason.ERROR)
+    assert commit_row(request, row, RowResult("r", [], error="logits are NaN")) is FinishReason.ERROR
     assert request.error == "logits are NaN"
     assert request.output_token_ids == []
     assert request.num_computed_tokens == 4, "memory that may be bad is not below the frontier"

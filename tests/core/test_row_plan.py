@@ -7,7 +7,8 @@ import random
 import pytest
 
 from tokenloom.batch import RowPlan, RowResult, TokenLogprobs, draft_paths
-from tokenloom.commit import Committed, commit_row, make_output
+from tokenloom.commit import commit_row, make_output
+from tokenloom.engine_output import EngineOutput
 from tokenloom.request import Request
 from tokenloom.row_plan import prompt_logprob_slots
 from tokenloom.sampling_params import SamplingParams
@@ -19,8 +20,9 @@ def request_of(num_prompt_tokens: int, prompt_logprobs: int | None = 0, choice_i
     return Request("r", prompt, params, 0, num_prompt_tokens + 3, choice_index=choice_index)
 
 
-def run_step(request: Request, count: int) -> Committed:
+def run_step(request: Request, count: int) -> EngineOutput:
     """Computes `count` tokens from the frontier, and says of prompt tokens what the plan asks for."""
+    num_before = request.num_output_tokens
     start, end = request.num_computed_tokens, request.num_computed_tokens + count
     slots = prompt_logprob_slots(request, start, end)
     assert slots[0] == slots[1] or start <= slots[0] < slots[1] <= end
@@ -28,23 +30,24 @@ def run_step(request: Request, count: int) -> Committed:
     samples = end == request.num_tokens
     row = RowPlan("r", start, count, (), (), samples, prompt_logprob_slots=slots)
     request.num_inflight_tokens = count
-    return commit_row(request, row, RowResult("r", [7] if samples else [], prompt_logprobs=entries))
+    result = RowResult("r", [7] if samples else [], prompt_logprobs=entries)
+    commit_row(request, row, result)
+    return make_output(request, num_before, result, 1.0)
 
 
 @pytest.mark.parametrize("seed", range(30))
 def test_every_prompt_token_is_asked_for_once(seed: int) -> None:
     rng = random.Random(seed)
     request = request_of(rng.randrange(1, 20))
-    told: list[Committed] = []
+    told: list[EngineOutput] = []
     while request.num_output_tokens < 3:
         if rng.random() < 0.3:
             request.num_computed_tokens = 0  # preempted: all of it runs again
         told.append(run_step(request, rng.randrange(1, request.num_tokens - request.num_computed_tokens + 1)))
     assert [entry.token_id for entry in request.prompt_logprobs] == request.prompt_token_ids[1:]
-    (found,) = [committed.prompt_logprobs for committed in told if committed.prompt_logprobs is not None]
+    (found,) = [output.prompt_logprobs for output in told if output.prompt_logprobs is not None]
     assert found == (None, *request.prompt_logprobs)
-    first = next(committed for committed in told if committed.token_ids)
-    assert make_output(request, first, 1.0).prompt_logprobs == found
+    assert next(output for output in told if output.token_ids).prompt_logprobs == found
 
 
 @pytest.mark.parametrize(("prompt_logprobs", "choice_index"), [(None, 0), (5, 1)])
@@ -64,8 +67,9 @@ def test_failed_step_adds_no_prompt_logprobs() -> None:
     request = request_of(3)
     request.num_inflight_tokens = 3
     row = RowPlan("r", 0, 3, (), (), True, prompt_logprob_slots=(0, 2))
-    committed = commit_row(request, row, RowResult("r", [], error="on purpose"))
-    assert (committed.prompt_logprobs, request.prompt_logprobs) == (None, [])
+    result = RowResult("r", [], error="on purpose")
+    commit_row(request, row, result)
+    assert (make_output(request, 0, result, 1.0).prompt_logprobs, request.prompt_logprobs) == (None, [])
 
 
 def test_paths_of_chains_and_trees() -> None:

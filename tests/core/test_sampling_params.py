@@ -6,6 +6,7 @@ import dataclasses
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tokenloom.errors import RequestError, TokenloomError
@@ -145,7 +146,11 @@ def test_flag_accepts_only_bools(name: str, value: Any) -> None:
         ("presence_penalty", [-MAX_PENALTY, 0, MAX_PENALTY], [-2.0001, 2.0001]),
         ("frequency_penalty", [-MAX_PENALTY, 0, MAX_PENALTY], [-2.0001, 2.0001]),
         ("logit_bias", [{0: -MAX_LOGIT_BIAS}, {2**31 - 1: MAX_LOGIT_BIAS}], [{0: 100.01}, {0: -100.01}, {2**31: 1}]),
-        ("allowed_token_ids", [[0], (2**31 - 1,)], [[], (), [-1], [2**31], [0, True]]),
+        (
+            "allowed_token_ids",
+            [[0], (2**31 - 1,), range(3), np.arange(2)],
+            [[], (), [-1], [2**31], [0, True], range(0), {0: 1}, b"a", [1.0], np.ones(2), np.array([[1]])],
+        ),
     ],
 )
 def test_ends_of_each_range(name: str, legal: list[Any], illegal: list[Any]) -> None:
@@ -214,8 +219,11 @@ def test_has_penalties(changes: dict[str, Any], expected: bool) -> None:
     assert SamplingParams(**changes).has_penalties is expected
 
 
-def test_stop_token_ids_are_stored_as_a_tuple() -> None:
-    assert SamplingParams(stop_token_ids=[0, 7]).stop_token_ids == (0, 7)
+@pytest.mark.parametrize("given", [[0, 7], (0, 7), range(0, 8, 7), np.array([0, 7]), [np.int32(0), np.uint8(7)]])
+def test_stop_token_ids_are_stored_as_a_tuple_of_plain_integers(given: Any) -> None:
+    stored = SamplingParams(stop_token_ids=given).stop_token_ids
+    assert stored == (0, 7)
+    assert all(type(token_id) is int for token_id in stored)
 
 
 @pytest.mark.parametrize("given", [[-1], [True], [1.0], ["1"], [2**31], "12", 5, None, {1}])

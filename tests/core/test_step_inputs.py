@@ -24,8 +24,7 @@ def build(
     rows: Sequence[RowPlan], state: BatchState | None = None, windows: Sequence[int | None] = (None,)
 ) -> StepInputs:
     state = state or BatchState(4, 32, BLOCK, len(windows), 99, CPU)
-    for row in rows:
-        state.update(row)
+    state.update(rows)
     return StepInputsBuilder(state, windows, 64, 4, CPU).build(StepPlan(0, tuple(rows)))
 
 
@@ -136,7 +135,7 @@ def test_buffers_keep_their_addresses() -> None:
     addresses = set()
     for step, count in enumerate((3, 1, 7)):
         row = row_of(f"r{step}", range(count), 0, [1, 2])
-        state.update(row)
+        state.update([row])
         inputs = builder.build(StepPlan(step, (row,)))
         batch = inputs.attention[0]
         tensors = (inputs.token_ids, inputs.positions, batch.slot_mapping, batch.block_table, batch.seq_lens)
@@ -166,8 +165,7 @@ def test_inputs_of_random_traffic_follow_the_stub(monkeypatch: pytest.MonkeyPatc
 
     def compared_launch(plan: StepPlan) -> StepHandle:
         state.remove(plan.removed)
-        for row in plan.rows:
-            state.update(row)
+        state.update(plan.rows)
         inputs = builder.build(plan)
         handle = launch(plan)
         compare(plan, inputs)

@@ -17,17 +17,41 @@ def full_product(axes: Mapping[str, Sequence[Any]]) -> list[Case]:
 
 
 def pairwise_cases(axes: Mapping[str, Sequence[Any]]) -> list[Case]:
-    """A subset of the full product that holds every pair of options of any two axes (greedy, deterministic)."""
-    cases = full_product(axes)
-    missing = {pair for case in cases for pair in _pairs(case)}
-    chosen: list[Case] = []
+    """Cases that hold every pair of options of any two axes (greedy, deterministic)."""
+    numbers = [range(len(options)) for options in axes.values()]
+    missing: dict[_Choices, None] = {
+        ((first, option), (second, other)): None
+        for first, second in combinations(range(len(numbers)), 2)
+        for option, other in product(numbers[first], numbers[second])
+    }
+    chosen: list[_Choices] = []
     while missing:
-        best = max(cases, key=lambda case: len(_pairs(case) & missing))
-        missing -= _pairs(best)
-        chosen.append(best)
-    return chosen
+        seeds = list(missing)
+        drawn = [
+            _complete(seeds[turn * len(seeds) // _NUM_DRAWN], numbers, missing, turn) for turn in range(_NUM_DRAWN)
+        ]
+        chosen.append(max(drawn, key=lambda choices: sum(pair in missing for pair in combinations(choices, 2))))
+        for pair in combinations(chosen[-1], 2):
+            missing.pop(pair, None)
+    return [{name: axes[name][option] for name, (_, option) in zip(axes, choices, strict=True)} for choices in chosen]
 
 
-def _pairs(case: Case) -> set[tuple[tuple[str, str], tuple[str, str]]]:
-    items = [(name, repr(value)) for name, value in sorted(case.items())]
-    return set(combinations(items, 2))
+_Choices = tuple[tuple[int, int], ...]
+"""(number of an axis, number of its option), in the order of the axes."""
+_NUM_DRAWN = 10
+"""Cases to choose the next one from; the full product would be too many."""
+
+
+def _complete(seed: _Choices, numbers: Sequence[range], missing: Mapping[_Choices, None], turn: int) -> _Choices:
+    """A case that holds `seed`, a pair, and option by option as many of the missing pairs as it can."""
+    fixed = dict(seed)
+    for place in range(len(numbers)):
+        axis = (place + turn) % len(numbers)
+        if axis not in fixed:
+            gains = [sum(_pair((axis, o), other) in missing for other in fixed.items()) for o in numbers[axis]]
+            fixed[axis] = gains.index(max(gains))
+    return tuple(sorted(fixed.items()))
+
+
+def _pair(one: tuple[int, int], other: tuple[int, int]) -> _Choices:
+    return (one, other) if one < other else (other, one)

@@ -6,6 +6,7 @@ CI runs a covering array; `pytest tests/e2e/test_combinations.py --full-matrix` 
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import combinations, product
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ NUM_OUTPUT_TOKENS = 19
 AXES: dict[str, tuple[Any, ...]] = {
     "attention": ("torch_sdpa",),
     "cache": ("none", "contiguous", "hash", "radix"),
-    "spec_decode": ("none", "ngram"),
+    "spec_decode": ("none", "ngram", "ngram/rejection"),  # with another verifier than the default one
     "quant": ("none", "int8"),
     "executor": ("local",),
     "scheduler": (
@@ -38,6 +39,7 @@ AXES: dict[str, tuple[Any, ...]] = {
         "static_batch",
         "preempting",
     ),
+    "admission": ("optimistic", "reserve_all", "peak_memory"),
     "block_size": (1, 4, 16),
     "budget": (1, 7, 64),
     "num_blocks": ("tight", "ample"),
@@ -45,7 +47,7 @@ AXES: dict[str, tuple[Any, ...]] = {
 }
 WITHOUT_A_MODEL = {"simulated"}
 """Executors whose tokens nothing can be compared with."""
-SETTINGS = {"block_size", "budget", "num_blocks", "preempt_mode"}
+SETTINGS = {"admission", "block_size", "budget", "num_blocks", "preempt_mode"}
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -60,6 +62,14 @@ def test_axes_name_every_installed_plugin() -> None:
     assert set(AXES) - SETTINGS == set(KINDS)
     for kind in KINDS:
         assert set(default_registry().names(kind)) - WITHOUT_A_MODEL <= set(AXES[kind]), kind
+    assert set(default_registry().names("scheduler.admission")) == set(AXES["admission"])
+
+
+def test_cases_hold_every_pair_of_options_and_are_few() -> None:
+    cases = pairwise_cases(AXES)
+    for first, second in combinations(AXES, 2):
+        assert {(case[first], case[second]) for case in cases} == set(product(AXES[first], AXES[second]))
+    assert len(cases) <= 40
 
 
 def test_combination_equals_the_plain_model(
@@ -71,7 +81,11 @@ def test_combination_equals_the_plain_model(
     # Tight: room for the longest request and half as much again, so that requests preempt one another.
     tight = 1 + -(-longest * 3 // (2 * block_size))
     num_blocks = tight if case["num_blocks"] == "tight" else 1500 // block_size + 40
-    overrides = [f"{kind}={case[kind]}" for kind in KINDS if kind != "scheduler" or case[kind] != "preempting"]
+    drafter, _, verifier = case["spec_decode"].partition("/")
+    plugins = {kind: case[kind] for kind in KINDS if case[kind] != "preempting"} | {"spec_decode": drafter}
+    overrides = [f"{kind}={name}" for kind, name in plugins.items()]
+    if verifier:
+        overrides.append(f"spec_decode.verifier={verifier}")
     if case["cache"] == "contiguous":
         overrides.append("cache.reserve=max_tokens")
     limits = {"max_num_batched_tokens": case["budget"], "max_num_seqs": 6, "preempt_mode": case["preempt_mode"]}
@@ -80,6 +94,7 @@ def test_combination_equals_the_plain_model(
         scheduler = PluginChoice("scheduler", "preempting", PreemptingConfig(**limits))
     else:
         overrides += [f"scheduler.{name}={value}" for name, value in limits.items()]
+        overrides.append(f"scheduler.admission={case['admission']}")
     llm = build_llm(*overrides, f"cache.block_size={block_size}", f"cache.num_blocks={num_blocks}", scheduler=scheduler)
     params = SamplingParams(temperature=0.0, max_tokens=NUM_OUTPUT_TOKENS, ignore_eos=True)
     outputs = llm.generate(prompts, params)
@@ -91,8 +106,13 @@ def test_combination_equals_the_plain_model(
     assert usage["active"] == 0
     assert usage["free"] + usage["cached"] == num_blocks - 1
     stats = llm.engine.stats
-    # Who reserved everything is not preempted for want of memory.
-    if case["num_blocks"] == "tight" and case["budget"] == 64 and case["cache"] != "contiguous":
+    # Who reserved everything, or was admitted for all of it, is not preempted for want of memory.
+    is_reserved = case["cache"] == "contiguous" or case["admission"] == "reserve_all"
+    if case["scheduler"] == "preempting":
+        pass
+    elif is_reserved:
+        assert stats.num_preemptions == 0
+    elif case["num_blocks"] == "tight" and case["budget"] == 64 and case["admission"] == "optimistic":
         assert stats.num_preemptions > 0
     if case["preempt_mode"] == "swap":
         assert (stats.num_refused_swaps, stats.num_lost_swaps) == (0, 0)

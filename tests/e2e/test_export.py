@@ -84,7 +84,7 @@ def assert_equal_tokenizers(ours: Tokenizer, folder: Path) -> None:
         assert theirs.decode(ids, skip_special_tokens=True) == ours.decode(ids), text
     assert theirs.bos_token_id == ours.bos_token_id
     assert theirs.eos_token_id in ours.eos_token_ids
-    if ours.has_chat_template:
+    if ours.chat_template is not None:
         for add_generation_prompt in (True, False):
             rendered = ChatTemplate.for_tokenizer(ours).render(MESSAGES, add_generation_prompt=add_generation_prompt)
             options = {"add_generation_prompt": add_generation_prompt}

@@ -14,7 +14,7 @@ from tests.e2e.preempting_scheduler import PreemptingConfig
 from tokenloom import LLM, SamplingParams
 from tokenloom.batch import SchedulePlan
 from tokenloom.cli import main
-from tokenloom.errors import ConfigError, PluginContractError, RequestError
+from tokenloom.errors import ConfigError, OverloadedError, PluginContractError, RequestError
 from tokenloom.interfaces.contract import PluginChoice
 from tokenloom.interfaces.scheduler import Ledger, Scheduler, SchedulerContext, SchedulerView
 from tokenloom.interfaces.spec_decode import DraftBatch, Proposal
@@ -39,6 +39,25 @@ def test_what_are_no_params_is_refused(build_llm: Callable[..., LLM], params: An
 
 def test_empty_list_of_prompts_gives_an_empty_list(build_llm: Callable[..., LLM]) -> None:
     assert build_llm().generate([], GREEDY) == []
+
+
+def test_a_call_that_finds_the_queue_full_starts_nothing(build_llm: Callable[..., LLM]) -> None:
+    llm = build_llm("scheduler.max_num_seqs=1", "scheduler.max_queued_requests=2")
+    alone = [output.outputs[0].token_ids for output in llm.generate(["a", "b", "c"], GREEDY)]
+    stream = llm.stream("one", GREEDY)
+    next(stream)
+    waiting = llm.stream("two", GREEDY)
+    with pytest.raises(OverloadedError, match="1 requests wait, 3 more"):
+        llm.generate(["a", "b", "c"], GREEDY)
+    assert llm.engine.num_waiting == 1
+    with pytest.raises(OverloadedError):
+        llm.generate("a", SamplingParams(n=3, seed=1, max_tokens=4))
+    with pytest.raises(RequestError, match="4 requests at once"):
+        llm.generate(["a", "b", "c", "d"], GREEDY)
+    assert llm.engine.num_waiting == 1
+    stream.close()
+    waiting.close()
+    assert [output.outputs[0].token_ids for output in llm.generate(["a", "b", "c"], GREEDY)] == alone
 
 
 @final

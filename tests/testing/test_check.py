@@ -43,6 +43,8 @@ class Config(VictimConfig):
 @final
 class Victim(VictimPolicy):
     def __init__(self, place):
+        if place == 3:
+            raise RuntimeError("there is no place 3")
         self._place = place
 
     def select(self, request, candidates, view):
@@ -205,12 +207,22 @@ def test_a_plugin_for_another_contract_fails() -> None:
     ]
 
 
-def test_a_config_that_cannot_be_imported_fails_every_test() -> None:
+def test_a_config_that_cannot_be_imported_is_told_once() -> None:
     info = victim_info()
     broken = RegisteredPlugin(type(info)(info.kind, "gone", "no_such_module:Config", (1, 0), ""), "some-package", "1.0")
     (checked,) = check_plugins([broken], {})
+    (failure,) = checked.outcome.failures
     assert checked.outcome.num_passed == 0
-    assert all("cannot be loaded" in failure.message for failure in checked.outcome.failures)
+    assert "cannot be loaded" in failure.message
+
+
+def test_what_cannot_be_built_fails_every_test_and_is_told_once(run: Run, package: str) -> None:
+    code, out, _ = run("scheduler.victim=whoever", "--settings", "place=3")
+    assert code == 1
+    assert out.count("there is no place 3") == out.count("FAILED") == 1
+    num_passed, _, num_failed = map(int, next(line for line in out.splitlines() if "=whoever" in line).split()[3:])
+    assert num_passed == 0
+    assert f"and {num_failed - 1} more with the same message" in out
 
 
 def test_skips_are_counted_by_reason_and_progress_is_told() -> None:

@@ -10,15 +10,24 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-import torch
 
-__all__ = ["provenance"]
+__all__ = ["client_provenance", "provenance"]
 
 _PACKAGES = ("tokenloom", "torch", "triton", "numpy", "tokenizers", "hydra-core", "pydantic")
 
 
 def provenance() -> dict[str, Any]:
     """Versions of what ran, the machine and the time (UTC). Holds no path and no host name."""
+    # Imported here: what only talks to a server shares this module, and must not load torch.
+    import torch
+
+    found = client_provenance()
+    found["machine"]["gpus"] = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    return {**found, "torch_threads": torch.get_num_threads()}
+
+
+def client_provenance() -> dict[str, Any]:
+    """The same without what only torch knows, for programs that run no model."""
     return {
         "time_utc": datetime.now(UTC).isoformat(timespec="seconds"),
         "python": platform.python_version(),
@@ -29,9 +38,7 @@ def provenance() -> dict[str, Any]:
             "cpu": _cpu_name(),
             "cpus_usable": len(os.sched_getaffinity(0)) if psutil.LINUX else psutil.cpu_count(),
             "memory_bytes": psutil.virtual_memory().total,
-            "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
         },
-        "torch_threads": torch.get_num_threads(),
     }
 
 

@@ -11,6 +11,7 @@ from tokenloom.bench.latency import latency_summary
 from tokenloom.bench.provenance import provenance
 from tokenloom.bench.workload import WorkloadItem
 from tokenloom.llm import LLM
+from tokenloom.request_factory import RequestTraits
 from tokenloom.results import RequestOutput
 from tokenloom.sampling_params import SamplingParams
 
@@ -26,7 +27,12 @@ class ThroughputRun:
 
 
 def run_throughput(
-    llm: LLM, workload: Sequence[WorkloadItem], *, keep_cache: bool, progress: Callable[[int], None]
+    llm: LLM,
+    workload: Sequence[WorkloadItem],
+    *,
+    keep_cache: bool,
+    progress: Callable[[int], None],
+    traits: Sequence[RequestTraits] | None = None,
 ) -> ThroughputRun:
     """Runs a workload once.
 
@@ -35,6 +41,7 @@ def run_throughput(
         workload: requests; each generates exactly its max_tokens (end-of-sequence ignored) unless the context ends.
         keep_cache: leave what earlier runs cached; False empties the prefix cache first.
         progress: told the number of output tokens so far.
+        traits: what policies may know of each request.
     """
     if not keep_cache:
         llm.engine.reset_prefix_cache()
@@ -42,7 +49,10 @@ def run_throughput(
     params = [SamplingParams(temperature=0.0, max_tokens=item.max_tokens, ignore_eos=True) for item in workload]
     start_s = time.perf_counter()
     outputs = llm.generate(
-        [item.prompt for item in workload], params, on_step=lambda: progress(llm.engine.stats.num_output_tokens)
+        [item.prompt for item in workload],
+        params,
+        traits=traits,
+        on_step=lambda: progress(llm.engine.stats.num_output_tokens),
     )
     wall_s = time.perf_counter() - start_s
     return ThroughputRun(

@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from tokenloom.errors import ConfigError
-from tokenloom.settings_validation import fault_text
+from tokenloom.settings_validation import located_fault
 
 __all__ = ["WorkloadItem", "read_workload"]
 
@@ -34,10 +34,9 @@ def read_workload(path: Path) -> list[WorkloadItem]:
     try:
         items = TypeAdapter(list[WorkloadItem]).validate_python(data)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(str(part) for part in first["loc"]) or "the file"
+        fault = located_fault(error.errors(include_url=False)[0], "the file")
         raise ConfigError(
-            f'workload={path}: {where}: {fault_text(first)}; expected a list of {{"prompt": [ids], "max_tokens": n}}'
+            f'workload={path}: {fault}; expected a list of {{"prompt": [ids], "max_tokens": n}}'
         ) from error
     if not items:
         raise ConfigError(f"workload={path} has no requests")

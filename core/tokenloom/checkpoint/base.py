@@ -5,13 +5,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NoReturn
-
-import torch
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from tokenloom.checkpoint.tokenizer_source import TokenizerSource
 from tokenloom.errors import ModelError, did_you_mean
-from tokenloom.model_config import ModelConfig
+
+if TYPE_CHECKING:
+    import torch
+
+    from tokenloom.model_config import ModelConfig
 
 __all__ = ["Checkpoint"]
 

@@ -1,149 +1,30 @@
-"""`tokenloom bench`: measurements of an engine on this machine."""
+"""`tokenloom bench`: measurements of an engine on this machine, and of servers anywhere."""
 
 from __future__ import annotations
 
-import json
-import sys
-from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from collections.abc import Mapping
 
-import click
-from pydantic import BaseModel, ConfigDict, Field
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from tokenloom.cli.lazy_group import LazyCommand, LazyGroup
 
-from tokenloom.bench.throughput import ThroughputRun, run_throughput
-from tokenloom.bench.workload import WorkloadItem, read_workload
-from tokenloom.cli.bench_tables import print_comparison, print_result
-from tokenloom.cli.config_arguments import config_dir_option, overrides_argument
-from tokenloom.cli.run_report import print_plan
-from tokenloom.compose import ComposedConfig, compose_config
-from tokenloom.compose.sweep import expand_sweep
-from tokenloom.errors import TokenloomError
-from tokenloom.llm import LLM
+__all__ = ["BENCH_COMMANDS", "bench"]
 
-__all__ = ["ThroughputSettings", "bench"]
+BENCH_COMMANDS: Mapping[str, LazyCommand] = {
+    "throughput": LazyCommand(
+        "tokenloom.cli.bench_throughput:throughput",
+        "Run a workload offline, all requests at once, greedy.",
+        "tokenloom.cli.bench_throughput:ThroughputSettings",
+    ),
+    "serve": LazyCommand(
+        "tokenloom.cli.bench_serve:serve",
+        "Put load on any OpenAI-compatible server.",
+        "tokenloom.cli.bench_serve:BenchServeSettings",
+    ),
+    "compare": LazyCommand(
+        "tokenloom.cli.bench_compare:compare",
+        "Compare two servers: their answers, then their speed.",
+        "tokenloom.cli.bench_compare:BenchCompareSettings",
+    ),
+}
+"""Its commands. The two for servers load no torch."""
 
-
-class ThroughputSettings(BaseModel):
-    """Keys of `tokenloom bench throughput`."""
-
-    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-    workload: str = Field(description='JSON list of {"prompt": [token ids], "max_tokens": n}.')
-    output: str | None = Field(default=None, description="File for the result as JSON.")
-    dump_tokens: str | None = Field(default=None, description="File for the output ids, a JSON list of lists.")
-    repetitions: Annotated[int, Field(ge=1)] = Field(default=1, description="Runs; the median one is reported.")
-    keep_cache: bool = Field(default=False, description="Keep the prefix cache between repetitions.")
-
-
-@click.group()
-def bench() -> None:
-    """Measure an engine on this machine."""
-
-
-@bench.command()
-@overrides_argument
-@click.option("-v", "--verbose", is_flag=True, help="Print the resolved plan and the memory breakdown first.")
-@config_dir_option
-def throughput(overrides: tuple[str, ...], verbose: bool, config_dir: Path | None) -> None:
-    """Run a workload offline, all requests at once, greedy.
-
-    For example: tokenloom bench throughput workload=mixed.json output=result.json cache=none
-
-    Values with commas compare configurations, one row each: tokenloom bench throughput workload=mixed.json
-    scheduler=fcfs,mine repetitions=3
-    """
-    points = expand_sweep(overrides, tuple(ThroughputSettings.model_fields))
-    # Every point is composed before the first one runs: a mistake in the last must not cost the others' time.
-    composed = [compose_config(point.overrides, config_dir=config_dir, command=ThroughputSettings) for point in points]
-    settings = composed[0].extras_of(ThroughputSettings)
-    workload = read_workload(Path(settings.workload))
-    _check_files(settings)
-    if len(points) > 1:
-        names = [" ".join(point.changes) for point in points]
-        if len(set(names)) < len(names):
-            twice = next(name for name in names if names.count(name) > 1)
-            raise click.UsageError(f"{twice} is given twice; name each configuration once")
-        _compare(dict(zip(names, composed, strict=True)), workload, settings)
-        return
-    with LLM(config=composed[0]) as llm:
-        if verbose:
-            print_plan(llm)
-        runs = _repeat(llm, workload, settings)
-    chosen = _median_run(runs)
-    print_result(chosen.result)
-    if settings.output is not None:
-        _write(settings.output, chosen.result)
-    if settings.dump_tokens is not None:
-        _write(settings.dump_tokens, chosen.token_ids)
-
-
-def _compare(configs: dict[str, ComposedConfig], workload: list[WorkloadItem], settings: ThroughputSettings) -> None:
-    """Runs configurations in turn, every repetition anew, so that a slow minute of the machine hurts all alike."""
-    if settings.keep_cache:
-        raise click.UsageError("keep_cache has no meaning where several configurations are compared; drop one of them")
-    runs: dict[str, list[ThroughputRun]] = {name: [] for name in configs}
-    failures: dict[str, str] = {}
-    once = settings.model_copy(update={"repetitions": 1})
-    for _ in range(settings.repetitions):
-        for name, config in configs.items():
-            if name in failures:
-                continue
-            try:
-                with LLM(config=config) as llm:
-                    runs[name] += _repeat(llm, workload, once, label=name)
-            except TokenloomError as error:
-                # One configuration that cannot run must not take the others' results with it.
-                failures[name] = str(error)
-    chosen = {name: _median_run(repeated) for name, repeated in runs.items() if name not in failures}
-    print_comparison({name: run.result for name, run in chosen.items()})
-    if settings.output is not None:
-        _write(settings.output, {name: run.result for name, run in chosen.items()})
-    if settings.dump_tokens is not None:
-        _write(settings.dump_tokens, {name: run.token_ids for name, run in chosen.items()})
-    for name, reason in failures.items():
-        click.echo(f"failed: {name}: {reason}", err=True)
-    if failures:
-        raise click.exceptions.Exit(1)
-
-
-def _median_run(runs: list[ThroughputRun]) -> ThroughputRun:
-    chosen = sorted(runs, key=lambda run: run.result["wall_s"])[(len(runs) - 1) // 2]
-    chosen.result["repetitions_wall_s"] = [run.result["wall_s"] for run in runs]
-    return chosen
-
-
-def _check_files(settings: ThroughputSettings) -> None:
-    """Refuses what would lose a result, before anything runs."""
-    targets = [Path(target).absolute() for target in (settings.output, settings.dump_tokens) if target is not None]
-    for target in targets:
-        if not target.parent.is_dir():
-            raise click.UsageError(f"{target}: its folder does not exist; make it first")
-        if target.is_dir():
-            raise click.UsageError(f"{target} is a folder; name a file")
-    files = [Path(settings.workload).absolute(), *targets]
-    if len(set(files)) < len(files):
-        raise click.UsageError("workload, output and dump_tokens must be different files")
-
-
-def _repeat(
-    llm: LLM, workload: list[WorkloadItem], settings: ThroughputSettings, label: str = ""
-) -> list[ThroughputRun]:
-    total = sum(item.max_tokens for item in workload)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    runs: list[ThroughputRun] = []
-    with Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty()) as bars:
-        for number in range(settings.repetitions):
-            task = bars.add_task(label or f"run {number + 1}/{settings.repetitions}, output tokens", total=total)
-            offset = llm.engine.stats.num_output_tokens
-
-            def report(done: int, task: Any = task, offset: int = offset) -> None:
-                bars.update(task, completed=done - offset)
-
-            runs.append(run_throughput(llm, workload, keep_cache=settings.keep_cache, progress=report))
-    return runs
-
-
-def _write(path: str, data: Any) -> None:
-    Path(path).write_text(json.dumps(data, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+bench = LazyGroup(BENCH_COMMANDS, name="bench", help="Measure an engine on this machine, or a server.")

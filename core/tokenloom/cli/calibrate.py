@@ -99,7 +99,7 @@ def _measure(config: ComposedConfig, plan: CalibrationPlan, label: str) -> tuple
                 recording,
                 workouts,
                 plan.seconds,
-                preset.kv_bytes_per_token,
+                preset.attention_spans,
                 lambda done_s: bars.update(task, completed=min(done_s, plan.seconds)),
             )
     return preset, measured

@@ -112,7 +112,7 @@ def _run(
         if point.config.engine.executor.name == "simulated":
             result = run_simulated(point.config, requests, targets_of(settings), report)
         else:
-            result = run_real(point.config, requests, report)
+            result = run_real(point.config, requests, targets_of(settings), report)
     except TokenloomError as error:
         return folder.write_run(point, None, str(error))
     except Exception as error:  # noqa: BLE001 - a plugin may fail in any way; the other points' results are worth more

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import click
 
+from tokenloom.cli.bench import BENCH_COMMANDS
 from tokenloom.cli.console import print_table
 from tokenloom.cli.lazy_group import load_target
 from tokenloom.cli.main import COMMANDS
@@ -26,9 +27,11 @@ GROUP_DOCS = {
     "debug": "How much the engine checks itself.",
     "trace": "A record of what the engine decides.",
     "experiment": "Presets that set several keys at once.",
+    "server": "How `tokenloom serve` listens, whom it lets in, and what it does when things go wrong.",
     "attention": "How keys and values lie in memory, and attention over them.",
     "scheduler": "Who gets how many tokens in each step.",
     "scheduler.victim": "Who gives memory back when blocks run out.",
+    "scheduler.admission": "Whether memory will last if one more request runs.",
     "cache": "KV memory, and which computed blocks can be found again.",
     "cache.eviction": "Which cached block is given up first.",
     "spec_decode": "Proposes tokens that the model verifies several at a time.",
@@ -104,10 +107,11 @@ def _all_entries(registry: Registry) -> list[_Entry]:
             kind = plugin.info.kind
             for doc in document_model("" if kind in REQUEST_KINDS else kind, config_class):
                 owners.setdefault((kind, _hashable(doc)), []).append(plugin.label)
-    for command, entry in COMMANDS.items():
+    for command, entry in {**COMMANDS, **{f"bench {name}": entry for name, entry in BENCH_COMMANDS.items()}}.items():
         if entry.schema is not None:
             for doc in document_model("", load_target(entry.schema)):
-                owners.setdefault(("", _hashable(doc)), []).append(f"tokenloom {command}")
+                block = doc.key.rpartition(".")[0]
+                owners.setdefault((block, _hashable(doc)), []).append(f"tokenloom {command}")
     return [_Entry(doc, tuple(names), group) for (group, doc), names in owners.items()]
 
 

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from tokenloom.errors import ConfigError
 from tokenloom.simulation.load_generation import LoadShape, generate_load
 from tokenloom.simulation.measurements import SloTargets
+from tokenloom.simulation.request_mix import RequestMix, mix_requests
 from tokenloom.simulation.timed_request import TimedRequest, scale_arrivals
 from tokenloom.simulation.trace_files import read_requests
 
@@ -19,6 +20,7 @@ __all__ = ["GENERATED", "LoadSettings", "check_load", "read_load", "targets_of"]
 
 GENERATED = "generated"
 _LOAD_KEYS = {field.name for field in fields(LoadShape)}
+_MIX_KEYS = {field.name for field in fields(RequestMix)}
 
 
 class LoadSettings(BaseModel):
@@ -40,7 +42,22 @@ class LoadSettings(BaseModel):
         default=0.1, description="Target: time per output token, seconds."
     )
     workload_seed: Annotated[int, Field(ge=0)] = Field(
-        default=0, description="Seed of generated load, and of arrivals within a trace's buckets."
+        default=0, description="Seed of all that is drawn: generated load, tenants, arrivals in a trace's buckets."
+    )
+    num_tenants: Annotated[int, Field(ge=1)] = Field(
+        default=1, description="Tenants, drawn for each request, trace or generated; 1 leaves requests nobody's."
+    )
+    tenant_skew: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(
+        default=0.0, description="The k-th tenant sends in proportion to 1 / k^tenant_skew; 0 makes all alike."
+    )
+    num_priorities: Annotated[int, Field(ge=1)] = Field(
+        default=1, description="Priorities 0, 1, ..., drawn for each request; 0 is the most urgent."
+    )
+    relaxed_share: Annotated[float, Field(ge=0, le=1)] = Field(
+        default=0.0, description="Share of requests whose two targets are relaxed_factor times as long."
+    )
+    relaxed_factor: Annotated[float, Field(ge=1, allow_inf_nan=False)] = Field(
+        default=10.0, description="How many times as long the targets of those requests are."
     )
     burstiness: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
         default=1.0, description="Generated load: 1 is a Poisson process, less is burstier (gamma distribution)."
@@ -67,16 +84,21 @@ def check_load(settings: LoadSettings) -> None:
 
 def read_load(settings: LoadSettings, num_generated: int) -> list[TimedRequest]:
     """The requests, in order of arrival; `num_generated` of them where `limit` does not say how many to generate."""
-    if settings.workload == GENERATED:
-        shape = LoadShape(**settings.model_dump(include=_LOAD_KEYS))
-        return generate_load(shape, settings.limit or num_generated, settings.workload_seed)
-    requests = read_requests(Path(settings.workload), limit=settings.limit, seed=settings.workload_seed)
-    return requests if settings.rate is None else scale_arrivals(requests, settings.rate)
+    mix = RequestMix(**settings.model_dump(include=_MIX_KEYS))
+    return mix_requests(_arrivals(settings, num_generated), mix, settings.workload_seed)
 
 
 def targets_of(settings: LoadSettings) -> SloTargets:
     """What goodput is measured against."""
     return SloTargets(settings.ttft_slo_s, settings.tpot_slo_s)
+
+
+def _arrivals(settings: LoadSettings, num_generated: int) -> list[TimedRequest]:
+    if settings.workload == GENERATED:
+        shape = LoadShape(**settings.model_dump(include=_LOAD_KEYS))
+        return generate_load(shape, settings.limit or num_generated, settings.workload_seed)
+    requests = read_requests(Path(settings.workload), limit=settings.limit, seed=settings.workload_seed)
+    return requests if settings.rate is None else scale_arrivals(requests, settings.rate)
 
 
 def _own_load_keys(settings: LoadSettings) -> Iterator[str]:

@@ -10,7 +10,13 @@ from collections.abc import Mapping, Sequence
 import click
 
 from tokenloom.cli.lazy_group import LazyCommand, LazyGroup
-from tokenloom.errors import EngineDeadError, OutOfMemoryError, PluginContractError, TokenloomError
+from tokenloom.errors import (
+    EngineDeadError,
+    OutOfMemoryError,
+    PluginContractError,
+    RemoteServerError,
+    TokenloomError,
+)
 
 __all__ = ["COMMANDS", "TRACEBACK_VARIABLE", "main"]
 
@@ -25,11 +31,12 @@ COMMANDS: Mapping[str, LazyCommand] = {
         "Talk to the model in the terminal.",
         "tokenloom.cli.sampling_settings:SamplingSettings",
     ),
-    "bench": LazyCommand(
-        "tokenloom.cli.bench:bench",
-        "Measure an engine on this machine.",
-        "tokenloom.cli.bench:ThroughputSettings",
+    "serve": LazyCommand(
+        "tokenloom.cli.serve:serve",
+        "Serve the model over HTTP, as OpenAI's API does.",
+        "tokenloom.server.settings:ServeSettings",
     ),
+    "bench": LazyCommand("tokenloom.cli.bench:bench", "Measure an engine on this machine, or a server."),
     "simulate": LazyCommand(
         "tokenloom.cli.simulate:simulate",
         "Replay a workload in virtual time, without a model.",
@@ -44,6 +51,11 @@ COMMANDS: Mapping[str, LazyCommand] = {
         "tokenloom.cli.calibrate:calibrate",
         "Measure steps of a model, for simulations of this machine.",
         "tokenloom.cli.calibrate:CalibrateSettings",
+    ),
+    "profile": LazyCommand(
+        "tokenloom.cli.profile:profile",
+        "Time the phases of an engine's steps, as a Chrome trace.",
+        "tokenloom.cli.profile:ProfileSettings",
     ),
     "trace": LazyCommand("tokenloom.cli.trace:trace", "Replay and compare recorded decisions."),
     "plugins": LazyCommand(
@@ -70,7 +82,7 @@ COMMANDS: Mapping[str, LazyCommand] = {
 TRACEBACK_VARIABLE = "TOKENLOOM_TRACEBACK"
 _TRACEBACK_OPTION = "--traceback"
 _FAILED, _MISUSED, _INTERRUPTED = 1, 2, 130
-_RUNTIME_ERRORS = (EngineDeadError, OutOfMemoryError, PluginContractError)
+_RUNTIME_ERRORS = (EngineDeadError, OutOfMemoryError, PluginContractError, RemoteServerError)
 """What is not the fault of whoever typed the command."""
 
 cli = LazyGroup(

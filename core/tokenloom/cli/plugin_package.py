@@ -49,6 +49,11 @@ TEMPLATED_KINDS: Mapping[str, _Kind] = {
         "tokenloom.interfaces.scheduling_policy",
         parent="scheduler=fcfs",
     ),
+    "scheduler.admission": _Kind(
+        "Keeps some blocks free for the requests that run.",
+        "tokenloom.interfaces.scheduling_policy",
+        parent="scheduler=fcfs",
+    ),
     "cache": _Kind(
         "A prefix cache in two dictionaries.",
         "tokenloom.interfaces.cache",

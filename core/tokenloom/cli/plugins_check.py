@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import textwrap
+from collections.abc import Iterable, Sequence
 
 import click
 
@@ -49,8 +50,8 @@ def check(package: str, settings: tuple[str, ...]) -> int:
     if skipped:
         print_table(("plugin", "skipped", "why"), skipped)
     for result in checked:
-        for failure in result.outcome.failures:
-            click.echo(_describe(result.plugin.label, failure))
+        for failures in _by_message(result.outcome.failures):
+            click.echo(_describe(result.plugin.label, failures))
     return 1 if any(result.outcome.failures for result in checked) else 0
 
 
@@ -72,10 +73,24 @@ def _row(result: Checked) -> tuple[str, ...]:
     return (plugin.label, f"{plugin.package} {plugin.version}", *shown, result.note)
 
 
-def _describe(label: str, failure: Failure) -> str:
-    lines = failure.message.splitlines()
+def _by_message(failures: Iterable[Failure]) -> Iterable[list[Failure]]:
+    """Failures that say the same together: a plugin that cannot be built fails all tests for one reason."""
+    groups: dict[str, list[Failure]] = {}
+    for failure in failures:
+        # What hypothesis adds names the test, which is told anyway.
+        groups.setdefault(failure.message.partition("\nFailing test case:")[0], []).append(failure)
+    return groups.values()
+
+
+def _describe(label: str, failures: Sequence[Failure]) -> str:
+    first, *others = failures
+    lines = first.message.splitlines()
     if len(lines) > _MOST_LINES:
         lines = [*lines[:_MOST_LINES], f"... {len(lines) - _MOST_LINES} more lines"]
-    parts = [f"FAILED {label} {failure.test}"]
-    parts += [textwrap.indent(failure.meaning, "  ")] if failure.meaning else []
-    return "\n".join([*parts, textwrap.indent("\n".join(lines), "    "), ""])
+    parts = [f"FAILED {label} {first.test}{f', and {len(others)} more with the same message' if others else ''}"]
+    parts += [textwrap.indent(first.meaning, "  ")] if first.meaning else []
+    parts.append(textwrap.indent("\n".join(lines), "    "))
+    if others:
+        names = f"The same in {', '.join(failure.test for failure in others)}."
+        parts.append(textwrap.fill(names, 120, initial_indent="  ", subsequent_indent="  ", break_long_words=False))
+    return "\n".join([*parts, ""])

@@ -8,20 +8,24 @@ from typing import Any
 
 from tokenloom.cli.console import print_table
 from tokenloom.kv.memory_plan import format_bytes
-from tokenloom.simulation.report import meets_targets
+from tokenloom.simulation.report import missed_targets
+from tokenloom.simulation.request_groups import GROUPINGS
 
 __all__ = ["print_cache_result", "print_capacity", "print_runs"]
 
 _LATENCIES = {"ttft_s": "TTFT ms", "tpot_s": "TPOT ms", "itl_s": "ITL ms", "e2e_s": "E2E ms"}
 _PERCENTILES = ("mean", "p50", "p90", "p95", "p99")
+_MOST_GROUPS = 10
+"""Rows of one table of groups for each run; `output=` has all of them."""
 
 
 def print_runs(results: Mapping[str, Mapping[str, Any]]) -> None:
     """Prints one run in full, or several with a row each."""
     if len(results) == 1:
         _print_one(*results.values())
+        _print_groups(results)
         return
-    columns = (
+    columns: tuple[str, ...] = (
         "configuration",
         "req/s",
         "goodput req/s",
@@ -37,7 +41,12 @@ def print_runs(results: Mapping[str, Mapping[str, Any]]) -> None:
         "recomputed",
         "KV used",
     )
-    print_table(columns, [(name, *_row(result)) for name, result in results.items()])
+    rows = [(name, *_row(result)) for name, result in results.items()]
+    if any(result["num_rejected"] for result in results.values()):
+        columns = (*columns, "rejected")
+        rows = [(*row, str(r["num_rejected"])) for row, r in zip(rows, results.values(), strict=True)]
+    print_table(columns, rows)
+    _print_groups(results)
 
 
 def print_cache_result(results: Mapping[str, Mapping[str, Any]]) -> None:
@@ -64,18 +73,24 @@ def print_cache_result(results: Mapping[str, Mapping[str, Any]]) -> None:
 
 def print_capacity(lines: Mapping[str, Mapping[float, Mapping[str, Any]]]) -> None:
     """Prints, per line of configurations, the highest rate of those tried up to which all targets were met."""
-    rows = [(line or "all", _highest_met(by_rate)) for line, by_rate in lines.items()]
-    print_table(("configuration", "requests/s with all targets met at p99"), rows)
+    columns = ("configuration", "requests/s with all targets met at p99", "the next rate that was tried misses, at p99")
+    print_table(columns, [(line or "all", *_capacity(by_rate)) for line, by_rate in lines.items()])
 
 
-def _highest_met(by_rate: Mapping[float, Mapping[str, Any]]) -> str:
-    met = list(itertools.takewhile(lambda rate: meets_targets(by_rate[rate]), sorted(by_rate)))
-    return f"{met[-1]:g}" if met else f"below {min(by_rate):g}"
+def _capacity(by_rate: Mapping[float, Mapping[str, Any]]) -> tuple[str, str]:
+    rates = sorted(by_rate)
+    met = list(itertools.takewhile(lambda rate: not missed_targets(by_rate[rate]), rates))
+    if len(met) == len(rates):
+        return f"{met[-1]:g} or more", "-"
+    too_high = rates[len(met)]
+    shown = f"{met[-1]:g}" if met else f"below {too_high:g}"
+    return shown, f"{too_high:g}: {', '.join(missed_targets(by_rate[too_high]))}"
 
 
 def _print_one(result: Mapping[str, Any]) -> None:
-    slo, occupancy, engine = result["slo"], result["occupancy"], result["engine"]
-    rejected = f", first: {result['first_rejection']}" if result["first_rejection"] else ""
+    slo, occupancy, engine, missed = result["slo"], result["occupancy"], result["engine"], missed_targets(result)
+    overloaded = f" ({result['num_overloaded']} by a full queue)" if result["num_overloaded"] else ""
+    rejected = f"{overloaded}, first: {result['first_rejection']}" if result["first_rejection"] else ""
     rows = [
         (
             "requests",
@@ -91,7 +106,7 @@ def _print_one(result: Mapping[str, Any]) -> None:
             f"{slo['goodput_rps']:.3f} requests/s, {slo['share_met']:.1%} within TTFT {slo['ttft_s']:g} s and TPOT "
             f"{1000 * slo['tpot_s']:g} ms",
         ),
-        ("targets at p99", "met" if meets_targets(result) else "missed"),
+        ("targets at p99", f"missed: {', '.join(missed)}" if missed else "met"),
         ("hit ratio", f"{result['hit_ratio']:.4f} of the prompt tokens"),
         ("preemptions", _preemptions(result)),
         (
@@ -111,6 +126,41 @@ def _print_one(result: Mapping[str, Any]) -> None:
     print_table(
         ("latency", *_PERCENTILES),
         [(name, *(_ms(latency[key][p]) for p in _PERCENTILES)) for key, name in _LATENCIES.items()],
+    )
+
+
+def _print_groups(results: Mapping[str, Mapping[str, Any]]) -> None:
+    """Prints what tenants, priorities and sorts of targets got, where there are several; a table for each."""
+    columns = ("requests", "completed", "service", "TTFT ms p50", "p99", "TPOT ms p99", "SLO met")
+    for grouping in GROUPINGS:
+        runs = {name: result for name, result in results.items() if grouping in result}
+        if not runs:
+            continue
+        most = max(len(result[grouping]) for result in runs.values())
+        title = f"{grouping.replace('_', ' ')}{f', the first {_MOST_GROUPS} of {most}' if most > _MOST_GROUPS else ''}"
+        rows = [
+            (name, member, *_group_row(group))
+            for name, result in runs.items()
+            for member, group in itertools.islice(result[grouping].items(), _MOST_GROUPS)
+        ]
+        first = 1 if len(results) == 1 else 0  # one run needs no name
+        heads = ("configuration", grouping.removeprefix("by_"), *columns)
+        print_table(heads[first:], [row[first:] for row in rows], title)
+    fair = {name: result["fairness"] for name, result in results.items() if "fairness" in result}
+    if fair:
+        shown = [(name, f"{f['service_gap']:.0f}", _ms(f["worst_ttft_p99_s"])) for name, f in fair.items()]
+        print_table(("configuration", "largest service gap of tenants that wait", "worst tenant's TTFT ms p99"), shown)
+
+
+def _group_row(group: Mapping[str, Any]) -> tuple[str, ...]:
+    return (
+        str(group["num_requests"]),
+        str(group["num_completed"]),
+        f"{group['service']:.0f}",
+        _ms(group["ttft_s"]["p50"]),
+        _ms(group["ttft_s"]["p99"]),
+        _ms(group["tpot_s"]["p99"]),
+        f"{group['share_met']:.1%}",
     )
 
 

@@ -70,7 +70,8 @@ def compose_config(
         config_dir: folder of further groups, e.g. with `scheduler/mine.yaml` or `experiment/mine.yaml` in it.
         keywords: Python keywords of `KEYWORDS`, such as {"max_num_seqs": 8}.
         command: pydantic schema of the calling command's own keys, which stand at the top level beside the engine's
-            ("workload=FILE"). Text fields (str, Path) are taken literally, so that paths need no quotes.
+            ("workload=FILE"), or in a block that is a model of its own ("server.port=80"). Text fields (str, Path) are
+            taken literally, so that paths need no quotes.
         registry: the plugins to choose from; the installed ones by default.
 
     Raises:
@@ -82,7 +83,8 @@ def compose_config(
     plugins.warn_of_broken()
     folders = conf_folders(plugins, config_dir)
     options = group_options(folders)
-    grammar = Grammar(options, blocks={*settings_models(), *KINDS}, text_keys=_text_keys(command))
+    own_blocks = settings_models(command) if command is not None else {}
+    grammar = Grammar(options, blocks={*settings_models(), *own_blocks, *KINDS}, text_keys=_text_keys(command))
     settings = collect_settings(overrides, keywords or {}, grammar)
     chosen = [setting for setting in settings if setting.key in options and setting.value is not None]
     with hydra_loader(folders) as loader:
@@ -152,9 +154,11 @@ def _check_has_part(setting: Setting, layers: Layers, registry: Registry) -> boo
     raise ConfigError(f"{setting.origin}: {kind}={name} has no part '{part}'; try {' or '.join(able) or 'without it'}")
 
 
-def _text_keys(command: type[BaseModel] | None) -> set[str]:
-    fields = command.model_fields if command is not None else {}
-    return {name for name, info in fields.items() if takes_text(info)}
+def _text_keys(command: type[BaseModel] | None, prefix: str = "") -> set[str]:
+    if command is None:
+        return set()
+    keys = {prefix + name for name, info in command.model_fields.items() if takes_text(info)}
+    return keys.union(*(_text_keys(block, f"{prefix}{name}.") for name, block in settings_models(command).items()))
 
 
 def _values(engine: EngineConfig, extras: BaseModel | None) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, Union
 
 from annotated_types import Ge, Gt, Le, Lt
-from pydantic import BaseModel
+from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 
 from tokenloom.compose.keywords import KEYWORDS
@@ -23,6 +23,7 @@ __all__ = [
     "KeyDoc",
     "describe_field",
     "document_model",
+    "holds_secrets",
     "is_choice",
     "near_keys",
     "settings_models",
@@ -30,7 +31,8 @@ __all__ = [
 ]
 
 _TYPE_NAMES = {bool: "true or false", int: "whole number", float: "number", str: "text", Path: "path", Any: "any value"}
-_TYPE_NAMES |= {dict: "mapping", Mapping: "mapping"} | dict.fromkeys((list, tuple, set, frozenset, Sequence), "list")
+_TYPE_NAMES |= {SecretStr: "text", dict: "mapping", Mapping: "mapping"}
+_TYPE_NAMES |= dict.fromkeys((list, tuple, set, frozenset, Sequence), "list")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +56,10 @@ class KeyDoc:
     doc: str
 
 
-def settings_models() -> dict[str, type[BaseModel]]:
-    """The core's own blocks of an EngineConfig by key: model, engine, debug, trace."""
+def settings_models(schema: type[BaseModel] = EngineConfig) -> dict[str, type[BaseModel]]:
+    """The blocks of a schema by key; an EngineConfig has the core's own model, engine, debug, trace."""
     models: dict[str, type[BaseModel]] = {}
-    for name, info in EngineConfig.model_fields.items():
+    for name, info in schema.model_fields.items():
         kind = info.annotation
         if isinstance(kind, type) and issubclass(kind, BaseModel):
             models[name] = kind
@@ -65,9 +67,14 @@ def settings_models() -> dict[str, type[BaseModel]]:
 
 
 def document_model(prefix: str, model: type[BaseModel]) -> list[KeyDoc]:
-    """Documents the fields of a model, nested plugins left out."""
-    stem = f"{prefix}." if prefix else ""
-    return [describe_field(stem + name, info) for name, info in model.model_fields.items() if not is_choice(info)]
+    """Documents the fields of a model and of its blocks, nested plugins left out."""
+    stem, blocks, docs = f"{prefix}." if prefix else "", settings_models(model), list[KeyDoc]()
+    for name, info in model.model_fields.items():
+        if name in blocks:
+            docs += document_model(stem + name, blocks[name])
+        elif not is_choice(info):
+            docs.append(describe_field(stem + name, info))
+    return docs
 
 
 def is_choice(info: FieldInfo) -> bool:
@@ -86,6 +93,11 @@ def describe_field(key: str, info: FieldInfo) -> KeyDoc:
         choices=_choices(info.annotation),
         doc=info.description or "",
     )
+
+
+def holds_secrets(annotation: Any) -> bool:
+    """Whether values of a type must never be shown."""
+    return annotation is SecretStr or any(holds_secrets(part) for part in typing.get_args(annotation))
 
 
 def takes_text(info: FieldInfo) -> bool:

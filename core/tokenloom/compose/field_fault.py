@@ -5,11 +5,11 @@ from __future__ import annotations
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from tokenloom.compose.config_keys import describe_field
+from tokenloom.compose.config_keys import describe_field, takes_text
 from tokenloom.compose.overrides import value_word
 from tokenloom.settings_validation import alternatives, fault_text
 
-__all__ = ["field_fault"]
+__all__ = ["field_fault", "none_as_text"]
 
 _CONTAINERS = {"dict_type": "mapping", "mapping_type": "mapping", "tuple_type": "list", "list_type": "list"}
 """What pydantic calls dictionary or tuple is written otherwise in an override."""
@@ -30,6 +30,18 @@ def field_fault(key: str, info: FieldInfo, details: ErrorDetails, *, is_keyword:
     if details["type"] in _CONTAINERS:
         text = f"must be a {describe_field(key, info).type if len(location) == 1 else _CONTAINERS[details['type']]}"
         text += f", as in {key}={value_word(info.examples[0])}" if info.examples else ""
-    if isinstance(value, str) and value.lower() == "none" and type(None) in alternatives(info.annotation):
-        text += f"; write {'None without quotes' if is_keyword else 'null'} for none"
-    return text
+    return f"{text}; {_NONE_ADVICE[is_keyword]}" if _means_none(info, value) else text
+
+
+def none_as_text(info: FieldInfo, value: object, *, is_keyword: bool) -> str | None:
+    """The fault of a word such as None where text may be left out: pydantic would take it for a file of that name."""
+    if not (_means_none(info, value) and takes_text(info)):
+        return None
+    return f"{_NONE_ADVICE[is_keyword]}; a file of that name is ./{value}"
+
+
+_NONE_ADVICE = {True: "write None without quotes for none", False: "write null for none"}
+
+
+def _means_none(info: FieldInfo, value: object) -> bool:
+    return isinstance(value, str) and value.lower() == "none" and type(None) in alternatives(info.annotation)

@@ -20,6 +20,7 @@ from yaml import YAMLError
 
 from tokenloom.compose.conf_folders import ROOT_CONFIG, display_path
 from tokenloom.compose.overrides import Setting, value_word
+from tokenloom.compose.secret_words import may_hold_secret
 from tokenloom.errors import ConfigError
 from tokenloom.plugins import ConfigFolder
 
@@ -91,8 +92,8 @@ class Layers:
         try:
             values = OmegaConf.to_container(self.config, resolve=True, throw_on_missing=True)
         except OmegaConfBaseException as error:
-            reason = str(error).splitlines()[0]
-            raise ConfigError(f"{error.full_key}: its value cannot be resolved: {reason}") from error
+            reason = "" if may_hold_secret(str(error.full_key)) else f": {str(error).splitlines()[0]}"
+            raise ConfigError(f"{error.full_key}: its value cannot be resolved{reason}") from error
         assert isinstance(values, dict)
         return {str(key): value for key, value in values.items()}
 

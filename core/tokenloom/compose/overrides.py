@@ -18,6 +18,7 @@ from hydra.errors import HydraException
 
 from tokenloom.compose.keywords import KEYWORDS
 from tokenloom.compose.parse_fault import parse_fault
+from tokenloom.compose.secret_words import may_hold_secret, shown_override
 from tokenloom.errors import ConfigError, did_you_mean
 
 __all__ = ["Grammar", "Setting", "collect_settings", "value_word"]
@@ -109,17 +110,18 @@ def _read_keyword(name: str, value: Any, grammar: Grammar) -> Iterator[Setting]:
 
 
 def _read_override(raw: str, grammar: Grammar) -> Iterator[Setting]:
-    origin = f"override {raw}"
+    origin = f"override {shown_override(raw)}"
     if raw.startswith("~"):
         raise ConfigError(f"{origin}: keys cannot be deleted; write key=null, or group=none to switch a plugin off")
     match = _OVERRIDE.fullmatch(raw)
     if match is None or not match["key"].strip():
-        raise ConfigError(f"{raw!r} is not an override; write key=value, e.g. scheduler.max_num_seqs=8")
+        raise ConfigError(f"{shown_override(raw)!r} is not an override; write key=value, e.g. scheduler.max_num_seqs=8")
     key, value = match["key"].strip().replace("/", "."), match["value"].strip()
     if key.partition(".")[0] == "hydra":
         raise ConfigError(f"{origin}: Hydra's own settings have no effect here and are refused")
     if "@" in key:
-        raise ConfigError(f"{origin}: where a group's values go is fixed; write {key.partition('@')[0]}={value}")
+        instead = shown_override(f"{key.partition('@')[0]}={value}")
+        raise ConfigError(f"{origin}: where a group's values go is fixed; write {instead}")
     if key == "model" and not value.startswith("{"):
         _refuse_list_of_texts(value, origin)
         yield _model_setting(_unquote(value), origin, grammar)
@@ -134,8 +136,10 @@ def _parse(override: str, origin: str) -> Any:
     try:
         parsed: Override = OverridesParser.create().parse_override(override)
     except HydraException as error:
+        # The parser's message repeats parts of the value.
+        message = "" if may_hold_secret(override.partition("=")[0]) else str(error)
         raise ConfigError(
-            f"{origin}: cannot be parsed, {parse_fault(override, str(error))}; text with special characters needs "
+            f"{origin}: cannot be parsed, {parse_fault(override, message)}; text with special characters needs "
             f"quotes inside the shell's own, e.g. \"key='a b#c'\""
         ) from error
     if parsed.is_sweep_override():
@@ -211,6 +215,6 @@ def _unquote(value: str) -> str:
 
 
 def _quote(value: str) -> str:
-    if value == "null" or _unquote(value) != value:
+    if value.lower() == "null" or _unquote(value) != value:
         return value
     return QuotedString(text=value, quote=Quote.single).with_quotes()

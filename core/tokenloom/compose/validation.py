@@ -12,9 +12,10 @@ from typing import Any, final
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from tokenloom.compose.config_keys import describe_field, near_keys, settings_models
-from tokenloom.compose.field_fault import field_fault
+from tokenloom.compose.config_keys import describe_field, holds_secrets, near_keys, settings_models
+from tokenloom.compose.field_fault import field_fault, none_as_text
 from tokenloom.compose.overrides import value_word
+from tokenloom.compose.secret_words import may_hold_secret
 from tokenloom.engine_config import EngineConfig
 from tokenloom.errors import ConfigError, ContractVersionError, PluginError
 from tokenloom.interfaces.contract import CONTRACT_VERSIONS, KINDS, PluginChoice, PluginConfig
@@ -43,7 +44,7 @@ def validate(
         values: nested plain data; the blocks of an EngineConfig plus the command's own keys at the top level.
         sources: origin of each leaf, by dotted key; used in messages.
         registry: where plugins are looked up.
-        command: schema of the command's own keys.
+        command: schema of the command's own keys; its blocks are validated like the engine's.
 
     Raises:
         ConfigError: any key or value is wrong; the message lists all of them.
@@ -57,8 +58,7 @@ def validate(
     clash = sorted(set(command_fields) & set(EngineConfig.model_fields))
     assert not clash, f"the command's keys {clash} are keys of the engine"
     check.known |= set(check.top)
-    own = {key: value for key, value in values.items() if key in command_fields}
-    extras = check.model("", command, own) if command is not None else None
+    extras = check.extras(command) if command is not None else None
     for key in values:
         if key not in EngineConfig.model_fields and key not in command_fields:
             check.unknown_top(key)
@@ -78,18 +78,26 @@ class _Check:
     faults: list[tuple[str, str]] = field(default_factory=list)
     unknown: list[tuple[str, str]] = field(default_factory=list)
     known: set[str] = field(default_factory=set)
+    secret: set[str] = field(default_factory=set)
 
     def model(
         self, prefix: str, model: type[BaseModel], values: Any, failed_parts: Collection[str] = ()
     ) -> BaseModel | None:
         """Validates a block against a model and notes its faults; None if there are any."""
         self.known |= {_join(prefix, name) for name in model.model_fields}
+        self.secret |= {
+            _join(prefix, name) for name, info in model.model_fields.items() if holds_secrets(info.annotation)
+        }
         if not isinstance(values, Mapping):
             self.faults.append((prefix, f"must be a block with the keys {', '.join(model.model_fields)}"))
             return None
         for name, info in model.model_fields.items():
             if isinstance(values.get(name), bool) and misreads_bool(info):
                 self.faults.append((_join(prefix, name), f"must be {describe_field(name, info).type}"))
+            key = _join(prefix, name)
+            fault = none_as_text(info, values.get(name), is_keyword=self._is_keyword(key))
+            if fault is not None:
+                self.faults.append((key, fault))
         try:
             return model.model_validate(lists_to_tuples(model, values))
         except ValidationError as error:
@@ -97,6 +105,12 @@ class _Check:
                 if not details["loc"] or details["loc"][0] not in failed_parts:
                     self._note(prefix, model, details)
             return None
+
+    def extras(self, command: type[BaseModel]) -> BaseModel | None:
+        """Validates the command's own keys, its blocks first."""
+        own = {key: value for key, value in self.values.items() if key in command.model_fields}
+        blocks = {name: self.model(name, block, own.get(name, {})) for name, block in settings_models(command).items()}
+        return self.model("", command, {**own, **blocks}, [name for name, block in blocks.items() if block is None])
 
     def plugin(self, kind: str, block: Any) -> PluginChoice | None:
         """Validates the block of a chosen plugin, its nested plugins first."""
@@ -160,12 +174,16 @@ class _Check:
         info = model.model_fields.get(name)
         if info is None:  # a rule of the whole block
             return fault_text(details)
-        is_keyword = self.sources.get(key, "").startswith("keyword ")
-        return field_fault(_join(prefix, name), info, details, is_keyword=is_keyword)
+        return field_fault(_join(prefix, name), info, details, is_keyword=self._is_keyword(key))
+
+    def _is_keyword(self, key: str) -> bool:
+        return self.sources.get(key, "").startswith("keyword ")
 
     def _shown(self, key: str) -> str:
         """The key with its value and origin, e.g. "cache.block_size=0 (conf/cache/hash.yaml)"."""
         value = self._value_at(key)
+        if key in self.secret or may_hold_secret(key):
+            return key
         shown = key if value is _ABSENT or isinstance(value, Mapping) else f"{key}={value_word(value)}"
         origin = self.sources.get(key, "")
         return f"{shown} ({origin})" if origin not in ("", f"override {shown}") else shown

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, Self
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from tokenloom.errors import ConfigError, did_you_mean
-from tokenloom.executors.step_time import StepCosts
+from tokenloom.executors.step_time import AttentionSpan, StepCosts
+from tokenloom.settings_validation import located_fault
 
 __all__ = ["DEVICE_PRESETS", "DevicePreset", "ModelShape", "load_preset"]
 
@@ -23,7 +24,7 @@ class _Block(BaseModel):
 
 
 class ModelShape(_Block):
-    """Sizes of the model; full attention in every layer."""
+    """Sizes of the model."""
 
     num_layers: _Count = Field(description="Decoder layers.")
     hidden_size: _Count = Field(description="Size of a hidden state.")
@@ -34,6 +35,15 @@ class ModelShape(_Block):
     vocab_size: _Count = Field(description="Token ids are below it.")
     max_model_len: Annotated[int, Field(ge=2)] = Field(description="Longest sequence, tokens.")
     weight_bytes: _Count = Field(description="Stored weights.")
+    windows: Annotated[tuple[_Count | None, ...], Field(strict=False)] = Field(
+        default=(), description="Attention window of each layer, null for full attention; empty: none has a window."
+    )
+
+    @model_validator(mode="after")
+    def _one_window_a_layer(self) -> Self:
+        if self.windows and len(self.windows) != self.num_layers:
+            raise ValueError(f"windows must name each of {self.num_layers} layers, it has {len(self.windows)}")
+        return self
 
 
 class DevicePreset(_Block):
@@ -52,10 +62,30 @@ class DevicePreset(_Block):
     costs: StepCosts = Field(description="What a step costs, seconds.")
 
     @property
+    def kv_bytes_per_layer(self) -> int:
+        """Keys and values of one token in one layer."""
+        return 2 * self.model.num_kv_heads * self.model.head_dim * _ITEM_BYTES[self.dtype]
+
+    @property
     def kv_bytes_per_token(self) -> int:
         """Keys and values of one token over all layers."""
-        model = self.model
-        return 2 * model.num_layers * model.num_kv_heads * model.head_dim * _ITEM_BYTES[self.dtype]
+        return self.model.num_layers * self.kv_bytes_per_layer
+
+    @property
+    def layers_by_window(self) -> Mapping[int | None, tuple[int, ...]]:
+        """Numbers of the layers that look back equally far; in the order in which a model numbers its KV groups."""
+        groups: dict[int | None, tuple[int, ...]] = {}
+        for layer, window in enumerate(self.model.windows or (None,) * self.model.num_layers):
+            groups[window] = (*groups.get(window, ()), layer)
+        return groups
+
+    @property
+    def attention_spans(self) -> tuple[AttentionSpan, ...]:
+        """The layers as step costs see them."""
+        return tuple(
+            AttentionSpan(window, len(layers) * self.kv_bytes_per_layer, len(layers) / self.model.num_layers)
+            for window, layers in self.layers_by_window.items()
+        )
 
     @property
     def activation_peak_bytes(self) -> int:
@@ -174,8 +204,5 @@ def load_preset(device: str) -> DevicePreset:
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"executor.device={device} is not YAML: {error}") from error
     except ValidationError as error:
-        faults = "; ".join(
-            f"{'.'.join(map(str, fault['loc'])) or 'the file'}: {fault['msg']}"
-            for fault in error.errors(include_url=False)
-        )
+        faults = "; ".join(located_fault(fault, "the file") for fault in error.errors(include_url=False))
         raise ConfigError(f"executor.device={device} is no device preset: {faults}") from error

@@ -9,7 +9,7 @@ from typing import Annotated, cast, final
 import torch
 from pydantic import Field
 
-from tokenloom.batch import StepPlan, StepResult
+from tokenloom.batch import StepPlan
 from tokenloom.batch_state import BatchState
 from tokenloom.errors import CapabilityError
 from tokenloom.executors.activation_memory import activation_peak_bytes, workspace_bytes
@@ -22,15 +22,16 @@ from tokenloom.executors.device_choice import (
 )
 from tokenloom.executors.kv_memory import allocate_kv, kv_groups
 from tokenloom.executors.memory_errors import out_of_memory
-from tokenloom.interfaces.attention import AttentionBackend, AttentionConfig, AttentionContext
+from tokenloom.executors.model_contexts import attention_context, model_traits
+from tokenloom.interfaces.attention import AttentionBackend, AttentionConfig
 from tokenloom.interfaces.cache import CacheConfig
 from tokenloom.interfaces.executor import (
     Executor,
     ExecutorConfig,
     ExecutorContext,
+    FinishedStep,
     KVGroupSpec,
     ModelFacts,
-    ModelTraits,
     StepHandle,
 )
 from tokenloom.interfaces.quant import QuantConfig, QuantContext, Quantizer
@@ -72,19 +73,6 @@ class _Built:
     facts: ModelFacts
 
 
-@dataclass(frozen=True, slots=True)
-class _Finished(StepHandle):
-    """The handle of a step that has run."""
-
-    step: StepResult
-
-    def is_done(self) -> bool:
-        return True
-
-    def result(self) -> StepResult:
-        return self.step
-
-
 @final
 class LocalExecutor(Executor):
     """Runs each step inside `launch`."""
@@ -99,7 +87,7 @@ class LocalExecutor(Executor):
     def launch(self, plan: StepPlan) -> StepHandle:
         assert self._runner is not None, "launch() after close()"
         with out_of_memory(f"a step of {plan.num_tokens} tokens", "lower scheduler.max_num_batched_tokens"):
-            return _Finished(self._runner.execute(plan))
+            return FinishedStep(self._runner.execute(plan))
 
     def close(self) -> None:
         self._runner = None
@@ -124,15 +112,7 @@ class _Builder:
 
     def build(self) -> _Built:
         config = self._model_config
-        self._context.check_model(
-            ModelTraits(
-                head_dim=config.head_dim,
-                has_window=any(window is not None for window in config.windows),
-                has_soft_cap=config.attn_soft_cap is not None,
-                device=self._device.type,
-                dtype=str(self._dtype).removeprefix("torch."),
-            )
-        )
+        self._context.check_model(model_traits(config, self._device, self._dtype))
         if self._device.type == "cpu":
             torch.set_num_threads(choose_num_threads(self._config.engine.num_threads))
         # Plugins come before the weights: what they refuse, they refuse at once.
@@ -179,18 +159,7 @@ class _Builder:
         return self._quant.build(context)
 
     def _build_attention(self) -> AttentionBackend:
-        context = AttentionContext(
-            num_heads=self._model_config.num_heads,
-            num_kv_heads=self._model_config.num_kv_heads,
-            head_dim=self._model_config.head_dim,
-            block_size=self._cache.block_size,
-            dtype=self._dtype,
-            device=self._device,
-            max_num_seqs=self._scheduler.max_num_seqs,
-            max_num_batched_tokens=self._scheduler.max_num_batched_tokens,
-            max_model_len=self._max_model_len,
-            deterministic=self._config.engine.deterministic,
-        )
+        context = attention_context(self._config, self._model_config, self._device, self._dtype, self._max_model_len)
         return cast(AttentionConfig, self._config.attention.config).build(context)
 
     def _plan_memory(self, model: CausalLM, groups: tuple[KVGroupSpec, ...]) -> MemoryPlan:

@@ -19,7 +19,7 @@ from tokenloom.clock import VirtualClock
 from tokenloom.errors import CapabilityError, ConfigError
 from tokenloom.executors.device_presets import DevicePreset, load_preset
 from tokenloom.executors.simulated_host import SimulatedHostMemory
-from tokenloom.executors.step_time import StepCosts, step_shape
+from tokenloom.executors.step_time import AttentionSpan, StepCosts, step_shape
 from tokenloom.executors.synthetic_tokens import SyntheticTokens, TokenSource, propose_drafts
 from tokenloom.interfaces.cache import CacheConfig
 from tokenloom.interfaces.executor import (
@@ -67,7 +67,7 @@ class SimulatedExecutorConfig(ExecutorConfig):
         facts = _facts(context, preset)
         tokens = SyntheticTokens(facts.vocab_size, self.acceptance)
         model = SimulatedModel(
-            facts, preset.costs, preset.kv_bytes_per_token, preset.host_bytes_per_s, self.draft_step_s, self.swap_loss
+            facts, preset.costs, preset.attention_spans, preset.host_bytes_per_s, self.draft_step_s, self.swap_loss
         )
         return SimulatedExecutor(model, tokens, context.clock)
 
@@ -93,7 +93,8 @@ def _check_settings(context: ExecutorContext, preset: DevicePreset) -> None:
         reasons.append(f"model.max_model_len={longest} exceeds the model's own {preset.model.max_model_len}")
     if reasons:
         raise CapabilityError(reasons)
-    context.check_model(ModelTraits(preset.model.head_dim, False, False, preset.device, preset.dtype))
+    has_window = any(window is not None for window in preset.model.windows)
+    context.check_model(ModelTraits(preset.model.head_dim, has_window, False, preset.device, preset.dtype))
 
 
 def _facts(context: ExecutorContext, preset: DevicePreset) -> ModelFacts:
@@ -129,8 +130,19 @@ def _plan_memory(context: ExecutorContext, preset: DevicePreset, cache: CacheCon
 
 
 def _groups(preset: DevicePreset, block_size: int) -> tuple[KVGroupSpec, ...]:
-    layers = tuple(f"layers.{index}" for index in range(preset.model.num_layers))
-    return (KVGroupSpec(0, layers, window=None, page_bytes=preset.kv_bytes_per_token * block_size),)
+    members = preset.layers_by_window
+    # As executor=local has them: groups with equally many layers share a pool.
+    sizes = list(dict.fromkeys(map(len, members.values())))
+    return tuple(
+        KVGroupSpec(
+            group_id=group,
+            layers=tuple(f"layers.{layer}" for layer in layers),
+            window=window,
+            page_bytes=len(layers) * preset.kv_bytes_per_layer * block_size,
+            pool_id=sizes.index(len(layers)),
+        )
+        for group, (window, layers) in enumerate(members.items())
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +152,7 @@ class SimulatedModel:
     Attributes:
         facts: as the engine knows them.
         costs: what a step costs.
-        kv_bytes_per_token: keys and values of one token.
+        spans: how far its layers look back.
         host_bytes_per_s: bandwidth between device and host memory.
         draft_step_s: what a step costs more for each draft of its longest proposal.
         swap_loss: share of exports that never arrive.
@@ -148,7 +160,7 @@ class SimulatedModel:
 
     facts: ModelFacts
     costs: StepCosts
-    kv_bytes_per_token: int
+    spans: tuple[AttentionSpan, ...]
     host_bytes_per_s: float = 1e9
     draft_step_s: float = 0.0
     swap_loss: float = 0.0
@@ -214,7 +226,7 @@ class SimulatedExecutor(Executor):
 
     def _forward_s(self, plan: StepPlan, rows: Sequence[RowResult]) -> float:
         model = self._model
-        duration_s = model.costs.duration_s(step_shape(plan, model.kv_bytes_per_token))
+        duration_s = model.costs.duration_s(step_shape(plan, model.spans))
         if not model.draft_step_s:
             return duration_s
         return duration_s + model.draft_step_s * max(len(row.next_draft_token_ids) for row in rows)

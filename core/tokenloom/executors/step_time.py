@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from tokenloom.batch import StepPlan
+from tokenloom.batch import RowPlan, StepPlan
 
-__all__ = ["StepCosts", "StepShape", "step_shape"]
+__all__ = ["AttentionSpan", "StepCosts", "StepShape", "step_shape"]
 
 # Not strict: YAML reads 4e-13, without a dot, as text.
 _Seconds = Annotated[float, Field(ge=0.0, allow_inf_nan=False, strict=False)]
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionSpan:
+    """Layers that look back equally far.
+
+    Attributes:
+        window: position i sees j with i - window < j <= i; None is full attention.
+        bytes_per_token: keys and values of one token over these layers.
+        share: of all layers.
+    """
+
+    window: int | None
+    bytes_per_token: int
+    share: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,14 +38,15 @@ class StepShape:
     Attributes:
         num_prefill_tokens: new tokens of chunks of two and more, and drafts under verification.
         num_decode_rows: requests that run one token of their own.
-        num_kv_bytes: keys and values read, each request's context once.
-        num_attention_pairs: (query, key) pairs of the chunks; what decode rows attend to is in num_kv_bytes.
+        num_kv_bytes: keys and values read, each request's context once, as far as layers look back.
+        num_attention_pairs: (query, key) pairs of the chunks, averaged over layers; what decode rows attend to is in
+            num_kv_bytes.
     """
 
     num_prefill_tokens: int
     num_decode_rows: int
     num_kv_bytes: int
-    num_attention_pairs: int
+    num_attention_pairs: float
 
     def as_row(self) -> tuple[float, float, float, float, float]:
         """One line of the linear system, in the order of the fields of `StepCosts`."""
@@ -66,21 +83,40 @@ class StepCosts(BaseModel):
         )
 
 
-def step_shape(plan: StepPlan, kv_bytes_per_token: int) -> StepShape:
-    """Counts what a step does.
-
-    Args:
-        plan: the step.
-        kv_bytes_per_token: keys and values of one token over all layers.
-    """
+def step_shape(plan: StepPlan, spans: Sequence[AttentionSpan]) -> StepShape:
+    """Counts what a step does; `spans` are all layers of the model."""
     num_prefill_tokens, num_decode_rows, num_kv_tokens, num_pairs = 0, 0, 0, 0
     for row in plan.rows:
         start, count = row.num_computed_tokens, row.num_scheduled_tokens
         num_kv_tokens += start + count
-        if count - len(row.draft_token_ids) == 1:
-            num_decode_rows += 1
-            num_prefill_tokens += count - 1
-        else:
+        if _is_chunk(row):
             num_prefill_tokens += count
             num_pairs += count * start + count * (count + 1) // 2
-    return StepShape(num_prefill_tokens, num_decode_rows, num_kv_tokens * kv_bytes_per_token, num_pairs)
+        else:
+            num_decode_rows += 1
+            num_prefill_tokens += count - 1
+    num_kv_bytes, num_attention_pairs = 0, 0.0
+    for span in spans:
+        tokens, pairs = num_kv_tokens, num_pairs
+        if span.window is not None:
+            tokens = sum(_num_seen(row, span.window) for row in plan.rows)
+            pairs = sum(_num_pairs(row, span.window) for row in plan.rows if _is_chunk(row))
+        num_kv_bytes += span.bytes_per_token * tokens
+        num_attention_pairs += span.share * pairs
+    return StepShape(num_prefill_tokens, num_decode_rows, num_kv_bytes, num_attention_pairs)
+
+
+def _is_chunk(row: RowPlan) -> bool:
+    return row.num_scheduled_tokens - len(row.draft_token_ids) != 1
+
+
+def _num_seen(row: RowPlan, window: int) -> int:
+    """Tokens that a row's queries see within a window, each once."""
+    return min(row.num_computed_tokens, window - 1) + row.num_scheduled_tokens
+
+
+def _num_pairs(row: RowPlan, window: int) -> int:
+    """Query number i of a row sees min(computed + i, window) keys."""
+    start, count = row.num_computed_tokens, row.num_scheduled_tokens
+    num_below = min(count, max(0, window - start))
+    return num_below * start + num_below * (num_below + 1) // 2 + (count - num_below) * window

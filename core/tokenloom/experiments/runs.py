@@ -13,6 +13,7 @@ from tokenloom.llm import LLM
 from tokenloom.simulation.measurements import SloTargets
 from tokenloom.simulation.prompts import PromptMaker
 from tokenloom.simulation.replay import simulate
+from tokenloom.simulation.request_mix import traits_of
 from tokenloom.simulation.timed_request import TimedRequest
 
 __all__ = ["check_arrivals", "run_real", "run_simulated"]
@@ -33,16 +34,23 @@ def run_simulated(
 
 
 def run_real(
-    config: ComposedConfig, requests: Sequence[TimedRequest], progress: Callable[[float], None]
+    config: ComposedConfig, requests: Sequence[TimedRequest], targets: SloTargets, progress: Callable[[float], None]
 ) -> dict[str, Any]:
-    """Runs the workload on the configuration's own executor, all requests at once; what `bench throughput` measures."""
+    """Runs the workload on the configuration's own executor, all requests at once; what `bench throughput` measures.
+
+    Schedulers see tenants, priorities and targets, as in the simulator.
+    """
     total = sum(request.num_output_tokens for request in requests)
     with LLM(config=config, show_progress=False) as llm:
         prompts = PromptMaker(llm.engine.facts.vocab_size)
         items = [
             WorkloadItem(prompt=prompts.make(request), max_tokens=request.num_output_tokens) for request in requests
         ]
-        result = run_throughput(llm, items, keep_cache=False, progress=lambda done: progress(done / total)).result
+        traits = [traits_of(request, targets) for request in requests]
+        done = run_throughput(
+            llm, items, traits=traits, keep_cache=False, progress=lambda count: progress(count / total)
+        )
+    result = done.result
     engine, num_prompt = result["engine"], result["num_prompt_tokens"]
     # As the simulator names them, so that one table holds both.
     return {

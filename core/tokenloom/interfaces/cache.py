@@ -24,6 +24,7 @@ from pydantic import Field
 
 from tokenloom.interfaces.contract import CONTRACT_VERSIONS, PluginConfig
 from tokenloom.request import RequestView
+from tokenloom.unguarded import unguarded
 
 __all__ = [
     "CONTRACT_VERSION",
@@ -183,6 +184,7 @@ class PrefixCache(ABC):
         """The policy that orders this index's unreferenced blocks; always the same object."""
 
 
+@unguarded
 @dataclass(frozen=True, slots=True)
 class Touch:
     """One use of an indexed block.

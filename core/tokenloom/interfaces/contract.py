@@ -33,8 +33,9 @@ ContractVersion = tuple[int, int]
 
 CONTRACT_VERSIONS: Mapping[str, ContractVersion] = {
     "attention": (1, 0),
-    "scheduler": (1, 1),
+    "scheduler": (1, 2),
     "scheduler.victim": (1, 0),
+    "scheduler.admission": (1, 0),
     "cache": (1, 1),
     "cache.eviction": (1, 0),
     "spec_decode": (1, 1),

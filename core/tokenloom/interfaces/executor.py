@@ -12,6 +12,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import final
 
 from tokenloom.batch import StepPlan, StepResult
 from tokenloom.clock import Clock
@@ -23,6 +24,7 @@ __all__ = [
     "Executor",
     "ExecutorConfig",
     "ExecutorContext",
+    "FinishedStep",
     "KVGroupSpec",
     "ModelFacts",
     "ModelTraits",
@@ -137,6 +139,20 @@ class StepHandle(ABC):
     @abstractmethod
     def result(self) -> StepResult:
         """Waits for the step and returns what it yields. Every call returns the same object."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class FinishedStep(StepHandle):
+    """The handle of a step that has run: what a synchronous executor returns."""
+
+    step: StepResult
+
+    def is_done(self) -> bool:
+        return True
+
+    def result(self) -> StepResult:
+        return self.step
 
 
 class Executor(ABC):

@@ -1,4 +1,4 @@
-"""Contract `scheduler` 1.1: who gets how many tokens in a step.
+"""Contract `scheduler` 1.2: who gets how many tokens in a step.
 
 A scheduler proposes, the core disposes: it reads a view, tries reservations on a ledger (scratch counts that the core
 throws away or commits), and returns a plan. The core checks the plan by its own rules and commits all of it or nothing.
@@ -20,8 +20,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from tokenloom.batch import PreemptMode, SchedulePlan
+from tokenloom.batch import SchedulePlan
 from tokenloom.interfaces.contract import CONTRACT_VERSIONS, PluginConfig
+from tokenloom.interfaces.ledger import Grant, Ledger, Savepoint, Shortfall
 from tokenloom.interfaces.scheduler_events import SchedulerEvent
 from tokenloom.request import RequestView
 
@@ -52,6 +53,8 @@ class SchedulerContext:
         num_usable_blocks: blocks that requests can hold (the null block not counted), in the smallest pool.
         preempt_mode: what the configuration wants to happen to victims' KV; `Ledger.preempt_mode` follows it.
         partial_preemption: whether it wants victims to keep what is not needed; `Ledger.keep_blocks` follows it.
+        max_queued_requests: most new requests that may wait beyond those that free slots will take; None sets no limit.
+        max_queued_tokens: most prompt tokens that may wait once the free slots are spoken for; None sets no limit.
     """
 
     max_num_seqs: int
@@ -61,6 +64,8 @@ class SchedulerContext:
     num_usable_blocks: int
     preempt_mode: Literal["recompute", "swap", "cheaper"] = "recompute"
     partial_preemption: bool = False
+    max_queued_requests: int | None = None
+    max_queued_tokens: int | None = None
 
 
 class SchedulerConfig(PluginConfig):
@@ -77,6 +82,13 @@ class SchedulerConfig(PluginConfig):
     )
     partial_preemption: bool = Field(
         default=False, description="Take only as many blocks from a victim's end as are needed; it keeps the others."
+    )
+
+    max_queued_requests: Annotated[int, Field(ge=0)] | None = Field(
+        default=None, description="Most requests that wait for a slot; more are refused. null sets no limit."
+    )
+    max_queued_tokens: Annotated[int, Field(ge=0)] | None = Field(
+        default=None, description="Most prompt tokens that wait for a slot; more are refused. null sets no limit."
     )
 
     @abstractmethod
@@ -102,156 +114,6 @@ class SchedulerView:
     waiting: Sequence[RequestView]
     running: Sequence[RequestView]
     limits: SchedulerContext
-
-
-@dataclass(frozen=True, slots=True)
-class Grant:
-    """A reservation that holds within this step's ledger.
-
-    Attributes:
-        request_id: whose.
-        num_tokens: new tokens.
-        num_new_blocks: blocks taken from the pool, over all KV groups.
-        num_cached_tokens: of a waiting request, tokens found in the prefix cache (0 for running ones).
-    """
-
-    request_id: str
-    num_tokens: int
-    num_new_blocks: int
-    num_cached_tokens: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Shortfall:
-    """Why a reservation failed; nothing was taken.
-
-    Attributes:
-        resource: "tokens", "slots", "blocks" or "prefix". A minor version may add more; take an unknown one as "not
-            now". "prefix", of a waiting request: another one, granted before in this step, computes the next tokens
-            that both share; they will be found in the cache when the step has landed. Others may start meanwhile.
-        missing: how many units lack.
-        pending: units that are being freed and come by themselves when a step or transfer lands. Preempting more is
-            pointless once pending >= missing.
-    """
-
-    resource: str
-    missing: int
-    pending: int = 0
-
-
-Savepoint = int
-"""A mark in the ledger's journal; see `Ledger.savepoint`."""
-
-
-class Ledger(ABC):
-    """A scratch transaction over one step's tokens, slots and blocks. Counts only: block ids are assigned at commit."""
-
-    @property
-    @abstractmethod
-    def remaining_tokens(self) -> int:
-        """Tokens left in the step's budget."""
-
-    @property
-    @abstractmethod
-    def remaining_slots(self) -> int:
-        """Requests that may still join the running ones."""
-
-    @property
-    @abstractmethod
-    def available_blocks(self) -> int:
-        """Blocks that a reservation could take now, free or cached and unreferenced, in the tightest pool."""
-
-    @property
-    @abstractmethod
-    def num_preempted(self) -> int:
-        """Preemptions recorded in this step."""
-
-    @abstractmethod
-    def cached_tokens(self, request: RequestView) -> int:
-        """Tokens of a waiting request found in the prefix cache now, or waiting in host memory; 0 for a running one.
-
-        Does not pin them.
-        """
-
-    @abstractmethod
-    def need(self, request: RequestView) -> int:
-        """Tokens still to compute: num_tokens + placeholders + num_drafts - computed - in flight.
-
-        Tokens found in the prefix cache count as computed.
-        """
-
-    @abstractmethod
-    def is_scheduled(self, request: RequestView) -> bool:
-        """Whether the request holds a grant in this step."""
-
-    @abstractmethod
-    def is_preempted(self, request: RequestView) -> bool:
-        """Whether the request was preempted in this step."""
-
-    @abstractmethod
-    def reserve(self, request: RequestView, num_tokens: int) -> Grant | Shortfall:
-        """Tries to schedule `num_tokens` new tokens of a request.
-
-        A waiting request also takes a slot, and pins the cached blocks it found: they stop being evictable at once.
-
-        Args:
-            request: one of the view's, not preempted in this step and without a grant.
-            num_tokens: at least 1 and at most `need(request)`.
-
-        Returns:
-            A Grant, or a Shortfall and nothing is changed.
-
-        Raises:
-            ValueError: num_tokens is out of range, or the request already has a grant or was preempted.
-        """
-
-    @abstractmethod
-    def preempt(self, request: RequestView, mode: PreemptMode = PreemptMode.RECOMPUTE, keep_blocks: int = 0) -> int:
-        """Takes a running request's memory back (or what a waiting one kept) and cancels its grant.
-
-        Recomputed blocks are available at once, unless another request or a step in flight still uses them; swapped
-        ones are pending until the transfer lands. A swap that the host memory has no room for becomes a recompute,
-        which is counted. Of a request in flight, the token still counts when it lands; until then it is in no view.
-
-        Args:
-            request: the victim.
-            mode: what happens to its KV.
-            keep_blocks: keep at most this many leading blocks per KV group; the core keeps the longest prefix up to
-                there that is valid in every group.
-
-        Returns:
-            Number of blocks that became available now.
-
-        Raises:
-            ValueError: the request holds no memory or was preempted already, or the mode is not supported here.
-        """
-
-    def preempt_mode(self, request: RequestView) -> PreemptMode:  # noqa: ARG002
-        """What the configuration wants to happen to this victim's KV; to be handed to `preempt`."""
-        return PreemptMode.RECOMPUTE
-
-    def keep_blocks(self, request: RequestView, num_needed: int) -> int:  # noqa: ARG002
-        """How many leading blocks this victim may keep, if `num_needed` are needed; to be handed to `preempt`."""
-        return 0
-
-    def keepers(self) -> Sequence[RequestView]:
-        """Waiting requests that kept blocks, the last one preempted first: to be preempted again before others are.
-
-        Where nobody runs, they may hold all the memory that somebody needs to start.
-        """
-        return ()
-
-    @abstractmethod
-    def savepoint(self) -> Savepoint:
-        """Marks the current state."""
-
-    @abstractmethod
-    def rollback(self, savepoint: Savepoint) -> None:
-        """Undoes every reserve and preempt since the mark."""
-
-    @abstractmethod
-    def plan(self) -> SchedulePlan:
-        """The plan that the recorded grants and preemptions make, grants in the order in which they were reserved."""
 
 
 class Scheduler(ABC):

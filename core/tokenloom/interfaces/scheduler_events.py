@@ -1,4 +1,4 @@
-"""Part of contract `scheduler` 1.1: what a scheduler is told after a commit; only this may change its state."""
+"""Part of contract `scheduler` 1.2: what a scheduler is told after a commit; only this may change its state."""
 
 from __future__ import annotations
 

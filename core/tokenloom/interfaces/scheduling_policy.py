@@ -1,8 +1,9 @@
-"""The narrow side of contract `scheduler` 1.1, and contract `scheduler.victim` 1.0 (who gives memory back).
+"""The narrow side of contract `scheduler` 1.2, and the contracts of its parts: `scheduler.victim` 1.0 (who gives memory
+back) and `scheduler.admission` 1.0 (whether memory will last for one more).
 
 A policy answers a few questions; `tokenloom.scheduling.PolicyScheduler` turns the answers into plans. Version 1.1 adds
-`step_limits`, `sequence`, `is_preemptive` and `select_displaced`, and defaults for `admit`, `chunk` and `observe`; a
-policy written for 1.0 runs as before.
+`step_limits`, `sequence`, `is_preemptive` and `select_displaced`, and defaults for `admit`, `chunk` and `observe`. From
+1.2 on, a victim comes after the request that it gives memory to. A policy written for 1.0 or 1.1 runs unchanged.
 """
 
 # ruff: noqa: ARG002 - a default answer need not read what it is given
@@ -18,8 +19,18 @@ from tokenloom.interfaces.scheduler import Ledger, SchedulerContext, SchedulerVi
 from tokenloom.interfaces.scheduler_events import SchedulerEvent
 from tokenloom.request import RequestView
 
-__all__ = ["VICTIM_CONTRACT_VERSION", "SchedulingPolicy", "StepLimits", "VictimConfig", "VictimPolicy"]
+__all__ = [
+    "ADMISSION_CONTRACT_VERSION",
+    "VICTIM_CONTRACT_VERSION",
+    "AdmissionConfig",
+    "AdmissionPolicy",
+    "SchedulingPolicy",
+    "StepLimits",
+    "VictimConfig",
+    "VictimPolicy",
+]
 
+ADMISSION_CONTRACT_VERSION = CONTRACT_VERSIONS["scheduler.admission"]
 VICTIM_CONTRACT_VERSION = CONTRACT_VERSIONS["scheduler.victim"]
 
 
@@ -53,21 +64,28 @@ class SchedulingPolicy(ABC):
     """The narrow points of a scheduler. Each is a function of the view and the policy's own state.
 
     `tokenloom.scheduling.PolicyScheduler` goes through `sequence`: by default the running requests and then the waiting
-    ones, each in `order`. For a running one that lacks blocks it preempts what `select_victim` names. Waiting ones are
-    admitted, if nothing was preempted for want of blocks, as long as slots, tokens and blocks last. The first one that
-    does not fit ends admission (no overtaking, but see `StepLimits`), unless the policy is preemptive and finds whom
-    to displace for it.
+    ones, each in `order`. For a running one that lacks blocks it preempts what `select_victim` names of those that come
+    after it in `order`. Waiting ones are admitted, if nothing was preempted for want of blocks, as long as slots,
+    tokens and blocks last, and the part `scheduler.admission`, if there is one, lets them. The first one that does not
+    fit ends admission (no overtaking, but see `StepLimits`), unless the policy is preemptive and finds whom to displace
+    for it.
+
+    So of the running requests the first in `order` always goes on. Where drafts are more than the budget holds, they
+    leave a token for each running request that comes later in the sequence.
     """
 
     @abstractmethod
     def order(self, requests: Sequence[RequestView], view: SchedulerView) -> Iterable[RequestView]:
-        """The order in which requests are served; called for the running and for the waiting ones. May be lazy."""
+        """The order in which requests are served; called for the running and for the waiting ones. May be lazy.
+
+        Of the running ones it is also the order in which they keep their memory, whatever `sequence` is.
+        """
 
     def sequence(self, view: SchedulerView, ledger: Ledger) -> Iterable[RequestView]:
         """The order over running and waiting requests together. Read no further than it is needed, so be lazy.
 
-        Where a waiting request comes before a running one, let `select_victim` follow the same order, or the two can
-        take each other's memory for ever.
+        Once nobody can join any more it is asked again, with nobody waiting: for the running requests that are left.
+        Who waits does not change the order of those that run.
 
         Args:
             view: of this step.
@@ -99,10 +117,13 @@ class SchedulingPolicy(ABC):
 
         Args:
             request: the running request that lacks blocks.
-            candidates: running requests not yet preempted in this step, in order of admission; `request` is one.
+            candidates: `request` and the running requests that come after it in `order`, without those preempted in
+                this step; in order of admission.
 
         Returns:
-            One of the candidates (`request` itself gives up its place), or None to let `request` wait.
+            One of the candidates (`request` itself gives up its place), or None to let `request` wait. The first in
+            `order` does not give up its place while there are others: then the policy is asked again, on behalf of
+            the last of these.
         """
 
     @property
@@ -127,6 +148,47 @@ class SchedulingPolicy(ABC):
             One of the candidates, or None to let `request` wait.
         """
         return None
+
+    def observe(self, event: SchedulerEvent) -> None:  # noqa: B027
+        """See `Scheduler.observe`. By default nothing is kept."""
+
+
+class AdmissionConfig(PluginConfig):
+    """Base of admission Configs. `build` takes a `SchedulerContext`."""
+
+    @abstractmethod
+    def build(self, context: SchedulerContext) -> AdmissionPolicy: ...
+
+
+class AdmissionPolicy(ABC):
+    """Whether memory will last if one more request runs; the sub-kind `scheduler.admission`.
+
+    It is asked when a waiting request could start: the scheduler wants it next, and what it needs for this step is
+    there. It is not asked about a request beside which nobody would run, so that somebody always can. Whoever it keeps
+    out waits, and those behind it do; a preemptive scheduler may displace running requests to make room.
+
+    An answer depends on the arguments and the policy's own state, which changes in `observe` only.
+    """
+
+    @property
+    def can_refuse(self) -> bool:
+        """Whether it ever keeps somebody out; if not it is not asked, which saves time."""
+        return True
+
+    @abstractmethod
+    def num_missing_blocks(
+        self, request: RequestView, others: Sequence[RequestView], view: SchedulerView, ledger: Ledger
+    ) -> int:
+        """How many blocks per KV group lack for `request` to start now; 0 lets it start.
+
+        Args:
+            request: waits, and holds a grant on the ledger, which is taken back if the answer is not 0.
+            others: who would run beside it, one or more: running requests that were not preempted, then those that
+                start before it in this step.
+            view: of this step.
+            ledger: to be read only, with the grants so far. `spare_blocks` is what is left when `request` has started;
+                `num_blocks`, `num_own_blocks` and `num_granted_tokens` tell what it and the others hold.
+        """
 
     def observe(self, event: SchedulerEvent) -> None:  # noqa: B027
         """See `Scheduler.observe`. By default nothing is kept."""

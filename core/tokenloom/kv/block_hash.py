@@ -34,23 +34,32 @@ def root_key(block_root: bytes, group_id: int, block_size: int, cache_salt: str 
 
 
 def extend_keys(
-    keys: list[BlockKey], root: BlockKey, token_ids: Sequence[int], block_size: int, num_blocks: int, lookahead: int = 0
+    keys: list[BlockKey],
+    root: BlockKey,
+    token_ids: Sequence[int],
+    block_size: int,
+    num_blocks: int,
+    lookahead: int = 0,
+    start: int = 0,
 ) -> None:
     """Appends the keys of full blocks len(keys)..num_blocks-1 of a sequence to `keys`, in place.
 
     Args:
         keys: keys of the first blocks, already computed from the same root and tokens.
-        root: from `root_key`.
-        token_ids: the sequence; at least num_blocks * block_size + lookahead ids.
+        root: from `root_key`; not read if there are keys.
+        token_ids: the sequence from index `start` on; at least num_blocks * block_size + lookahead - start ids.
         block_size: tokens per block.
         num_blocks: number of keys wanted in the end.
         lookahead: tokens past t that the entry at t depends on. A block's key covers the tokens that follow it, too, or
             two sequences that part right behind it would share a block whose last entries differ.
+        start: at most len(keys) * block_size.
     """
-    needed = num_blocks * block_size + (lookahead if num_blocks else 0)
-    assert needed <= len(token_ids), f"{num_blocks} blocks of {block_size} + {lookahead} exceed {len(token_ids)} ids"
+    needed, end = num_blocks * block_size + (lookahead if num_blocks else 0), start + len(token_ids)
+    assert needed <= end, f"{num_blocks} blocks of {block_size} + {lookahead} exceed {end} ids"
+    assert start <= len(keys) * block_size, f"ids from {start} on are given, {len(keys)} blocks have keys"
     parent = keys[-1] if keys else root
     for index in range(len(keys), num_blocks):
-        block = array("i", token_ids[index * block_size : (index + 1) * block_size + lookahead]).tobytes()
+        first = index * block_size - start
+        block = array("i", token_ids[first : first + block_size + lookahead]).tobytes()
         parent = hashlib.sha256(parent + block).digest()
         keys.append(parent)

@@ -13,6 +13,8 @@ from collections.abc import Iterable, Sequence
 from enum import IntEnum
 from typing import final
 
+import numpy as np
+
 from tokenloom.kv.free_blocks import FreeBlocks, FreeRuns, FreeStack
 
 __all__ = ["NULL_BLOCK", "BlockPool", "BlockState"]
@@ -28,6 +30,22 @@ class BlockState(IntEnum):
     ACTIVE = 2
     CACHED = 3
     IN_TRANSFER = 4
+
+
+_RANKS = {
+    BlockState.NULL: 0,
+    BlockState.FREE: 1,
+    BlockState.CACHED: 2,
+    BlockState.IN_TRANSFER: 3,
+    BlockState.ACTIVE: 4,
+}
+_SHARED_RANK = 5
+_RANK_OF_STATE = bytes.maketrans(bytes(_RANKS), bytes(_RANKS.values()))
+_LETTER_OF_RANK = bytes.maketrans(bytes(range(6)), b"nfctas")
+
+
+# Looked up in the enum at each change of a block, they would take as long as the change itself.
+_FREE, _ACTIVE, _CACHED, _IN_TRANSFER = BlockState.FREE, BlockState.ACTIVE, BlockState.CACHED, BlockState.IN_TRANSFER
 
 
 @final
@@ -60,9 +78,41 @@ class BlockPool:
         """How many holders a block has."""
         return self._ref_counts[block_id]
 
+    def num_sole(self, block_ids: Iterable[int]) -> int:
+        """How many of these blocks have one holder."""
+        return list(map(self._ref_counts.__getitem__, block_ids)).count(1)
+
     def state(self, block_id: int) -> BlockState:
         """State of a block."""
         return BlockState(self._states[block_id])
+
+    def map(self, max_cells: int) -> str:
+        """All blocks in order, a letter each: n null, f free, c cached, t in transfer, a active, s active and shared.
+
+        Of more than `max_cells`, a letter stands for equally many and shows the last one in this list. O(num_blocks).
+        """
+        ranks = self._states.translate(_RANK_OF_STATE)
+        for block_id, refs in enumerate(self._ref_counts):
+            if refs > 1:
+                ranks[block_id] = _SHARED_RANK
+        num_merged = -(-self.num_blocks // max_cells)
+        if num_merged > 1:
+            ranks = bytearray(max(ranks[start : start + num_merged]) for start in range(0, len(ranks), num_merged))
+        return ranks.translate(_LETTER_OF_RANK).decode()
+
+    def ids(self, state: BlockState) -> list[int]:
+        """Every block in a state; O(num_blocks), but quick."""
+        ids: list[int] = np.flatnonzero(np.frombuffer(self._states, np.uint8) == state).tolist()
+        return ids
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that can be allocated as they are."""
+        return self._counts[_FREE]
+
+    def is_cached(self, block_id: int) -> bool:
+        """Whether a block is unreferenced and indexed."""
+        return self._states[block_id] == _CACHED
 
     def allocate(self) -> int:
         """Takes a free block; its reference count becomes 1."""
@@ -93,13 +143,13 @@ class BlockPool:
         return max((len(run) for run in runs), default=0)
 
     def _hold(self, block_id: int) -> None:
-        self._move(block_id, BlockState.FREE, BlockState.ACTIVE)
+        self._move(block_id, _FREE, _ACTIVE)
         self._ref_counts[block_id] = 1
 
     def acquire(self, block_id: int) -> None:
         """Adds a holder to an active or cached block."""
         if self._ref_counts[block_id] == 0:
-            self._move(block_id, BlockState.CACHED, BlockState.ACTIVE)
+            self._move(block_id, _CACHED, _ACTIVE)
         self._ref_counts[block_id] += 1
 
     def release(self, block_id: int, is_indexed: bool) -> bool:
@@ -112,7 +162,7 @@ class BlockPool:
         self._ref_counts[block_id] -= 1
         if self._ref_counts[block_id] > 0:
             return False
-        self._move(block_id, BlockState.ACTIVE, BlockState.CACHED if is_indexed else BlockState.FREE)
+        self._move(block_id, _ACTIVE, _CACHED if is_indexed else _FREE)
         if not is_indexed:
             self._free.push(block_id)
         return True
@@ -127,18 +177,18 @@ class BlockPool:
         self._ref_counts[block_id] -= 1
         if self._ref_counts[block_id] > 0:
             return False
-        self._move(block_id, BlockState.ACTIVE, BlockState.IN_TRANSFER)
+        self._move(block_id, _ACTIVE, _IN_TRANSFER)
         return True
 
     def land(self, block_id: int, is_indexed: bool) -> None:
         """Ends a transfer: the block is cached if it is indexed, else free."""
-        self._move(block_id, BlockState.IN_TRANSFER, BlockState.CACHED if is_indexed else BlockState.FREE)
+        self._move(block_id, _IN_TRANSFER, _CACHED if is_indexed else _FREE)
         if not is_indexed:
             self._free.push(block_id)
 
     def evict(self, block_id: int) -> None:
         """Makes a cached block free."""
-        self._move(block_id, BlockState.CACHED, BlockState.FREE)
+        self._move(block_id, _CACHED, _FREE)
         self._free.push(block_id)
 
     def _move(self, block_id: int, source: BlockState, target: BlockState) -> None:
@@ -160,10 +210,11 @@ class BlockPool:
         for state in BlockState:
             recount = self._states.count(state)
             assert recount == self._counts[state], f"{state.name}: counted {self._counts[state]}, found {recount}"
-        assert sorted(self._free) == [b for b in range(self.num_blocks) if self._states[b] == BlockState.FREE]
-        for block_id, refs in enumerate(self._ref_counts):
-            is_active = self._states[block_id] == BlockState.ACTIVE
-            assert (refs > 0) == is_active, f"block {block_id}: {refs} holders, {self.state(block_id).name}"
+        assert sorted(self._free) == self.ids(_FREE), "other blocks are free than the free list says"
+        is_active = np.frombuffer(self._states, np.uint8) == _ACTIVE
+        for block_id in np.flatnonzero(is_active != (np.array(self._ref_counts) > 0)).tolist():
+            refs = self._ref_counts[block_id]
+            raise AssertionError(f"block {block_id}: {refs} holders, {self.state(block_id).name}")
 
     def check_holders(self, tables: Iterable[Sequence[int]]) -> None:
         """Compares the reference counts with all tables that hold blocks. Raises AssertionError."""
@@ -171,6 +222,8 @@ class BlockPool:
         for table in tables:
             for block_id in table:
                 held[block_id] += 1
-        for block_id in range(1, self.num_blocks):
-            refs, expected = self._ref_counts[block_id], held[block_id]
+        held[NULL_BLOCK] = 0
+        if held == self._ref_counts:
+            return
+        for block_id, (refs, expected) in enumerate(zip(self._ref_counts, held, strict=True)):
             assert refs == expected, f"block {block_id}: {refs} holders, the tables say {expected}"

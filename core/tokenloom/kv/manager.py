@@ -156,22 +156,25 @@ class KVManager:
         The window slides by the landed frontier. Returns how the table of each group changed.
         """
         target = -(-num_slots // self.block_size)
-        self._bring_back(request)
+        if self.siblings.sources or self.host.coming_back:
+            self._bring_back(request)
         updates: list[BlockTableUpdate] = []
         for group, table in enumerate(self._tables[request.request_id]):
-            num_null, num_kept = self._slide(request, group, table), len(table)
+            num_kept = len(table)
+            num_null = 0 if self._window_blocks[group] is None else self._slide(request, group, table)
             if target > num_kept:
                 table += self.pools[self.pool_of_group[group]].allocate(target - num_kept, self._clock.now())
-            updates.append(BlockTableUpdate(num_null, num_kept, tuple(table[num_kept:])))
+                updates.append(BlockTableUpdate(num_null, num_kept, tuple(table[num_kept:])))
+            else:
+                updates.append(BlockTableUpdate.unchanged(num_null, num_kept))
         return tuple(updates)
 
     def _bring_back(self, request: Request) -> None:
         """Gives a request that starts blocks for what is copied, or comes back from host memory."""
-        tables, index = self._tables[request.request_id], self.siblings.copying(request)
-        imports = self.host.importing(request.request_id)
+        index, imports = self.siblings.copying(request), self.host.importing(request.request_id)
+        tables = self._tables[request.request_id]
         for group, table in enumerate(tables):
-            indices = [] if index is None else [index]
-            indices += [] if imports is None else imports[group]
+            indices = [*([] if index is None else [index]), *(() if imports is None else imports[group])]
             self.pools[self.pool_of_group[group]].fill(table, indices, self._clock.now())
         if index is not None:
             self.siblings.copy(request, [table[index] for table in tables])
@@ -191,14 +194,14 @@ class KVManager:
         """Indexes every full block below the computed frontier that was not offered yet."""
         if not self._stores_prefixes:
             return
-        frontier, published = min(request.num_computed_tokens, request.num_tokens), self._num_published
-        for group, table in enumerate(self._tables[request.request_id]):
-            first = published[request.request_id][group]
-            num_full = max(0, frontier - self.groups[group].lookahead) // self.block_size
-            if first < num_full:
+        published = self._num_published[request.request_id]
+        for group, first in enumerate(published):
+            lookahead = self.groups[group].lookahead
+            if first < (request.num_computed_tokens - lookahead) // self.block_size:
+                num_full = (min(request.num_computed_tokens, request.num_tokens) - lookahead) // self.block_size
                 keys, pool = self._keys.first(request, group, num_full), self.pools[self.pool_of_group[group]]
-                pool.publish_from(first, keys, table, request, self._clock.now())
-                published[request.request_id][group] = num_full
+                pool.publish_from(first, keys, self._tables[request.request_id][group], request, self._clock.now())
+                published[group] = max(first, num_full)
 
     def release(self, request: Request, *, is_final: bool) -> None:
         """Gives all blocks of a request back. `is_final` also forgets its keys; a preempted request keeps them."""
@@ -216,9 +219,8 @@ class KVManager:
         """Leading blocks per group that a request would keep if it were preempted now and asked to keep so many."""
         if self.in_runs or not most_blocks:
             return 0
-        held, num_tokens = self._tables[request.request_id], self._kept.get(request.request_id)
-        num_tokens = request.num_computed_tokens if num_tokens is None else num_tokens
-        return longest_kept_prefix(self.groups, held, num_tokens, self.block_size, most_blocks)
+        tables, done = self._tables[request.request_id], self._kept.get(request.request_id, request.num_computed_tokens)
+        return longest_kept_prefix(self.groups, tables, done, self.block_size, most_blocks)
 
     @property
     def keepers(self) -> Iterable[str]:
@@ -232,8 +234,7 @@ class KVManager:
             self.release(request, is_final=False)
             return 0
         for group, table in enumerate(self._tables[request.request_id]):
-            pool = self.pools[self.pool_of_group[group]]
-            pool.release(table, request, self._clock.now(), first=num_kept)
+            self.pools[self.pool_of_group[group]].release(table, request, self._clock.now(), first=num_kept)
             del table[num_kept:]
         self._num_published.pop(request.request_id, None)
         self.siblings.stop(request)

@@ -51,11 +51,11 @@ class KVPool:
 
     def allocate(self, count: int, now_s: float) -> list[int]:
         """Takes `count` blocks, evicting cached ones as needed. The caller has checked `num_available`."""
-        if self.blocks.count(BlockState.FREE) < count:
+        if self.blocks.num_free < count:
             self._heap.update(self._policy.refresh(now_s))
         ids: list[int] = []
         for _ in range(count):
-            if not self.blocks.count(BlockState.FREE):
+            if not self.blocks.num_free:
                 self._evict()
             ids.append(self.blocks.allocate())
         return ids
@@ -69,7 +69,7 @@ class KVPool:
 
     def publish(self, keys: Sequence[BlockKey], index: int, block_id: int, request: Request, now_s: float) -> None:
         """Indexes a computed block that a request holds under keys[index], unless that key is indexed already."""
-        assert self.blocks.state(block_id) is BlockState.ACTIVE, f"block {block_id} published without a holder"
+        assert self.blocks.ref_count(block_id) > 0, f"block {block_id} published without a holder"
         with plugin_call(self._plugin, "insert() takes every computed block"):
             is_indexed = self.cache.insert(keys, index, block_id)
         if is_indexed:
@@ -156,14 +156,13 @@ class KVPool:
         self._heap.update(self._policy.on_touch(touch))
 
     def _is_candidate(self, block_id: int) -> bool:
-        return self.blocks.state(block_id) is BlockState.CACHED and self.cache.is_evictable(block_id)
+        return self.blocks.is_cached(block_id) and self.cache.is_evictable(block_id)
 
     def check(self) -> None:
         """Recounts the pool and compares it with the index. Raises AssertionError at the first divergence."""
         self.blocks.check()
-        for block_id in range(1, self.blocks.num_blocks):
-            if self.blocks.state(block_id) is BlockState.CACHED:
-                assert block_id in self.cache, f"block {block_id} is cached but not indexed"
-            if self.blocks.state(block_id) is BlockState.FREE:
-                assert block_id not in self.cache, f"block {block_id} is free but indexed"
+        for block_id in self.blocks.ids(BlockState.CACHED):
+            assert block_id in self.cache, f"block {block_id} is cached but not indexed"
+        for block_id in self.blocks.ids(BlockState.FREE):
+            assert block_id not in self.cache, f"block {block_id} is free but indexed"
         assert len(self.cache) <= self.blocks.num_usable, f"index of {len(self.cache)} exceeds the pool"

@@ -27,9 +27,9 @@ class RequestKeys:
         """Keys of a request's first blocks."""
         keys = self._keys.setdefault(request.request_id, [[] for _ in self._groups])[group]
         if len(keys) < num_blocks:
-            root = root_key(self._block_root, group, self._block_size, request.cache_salt)
-            token_ids = request.prompt_token_ids + request.output_token_ids
-            extend_keys(keys, root, token_ids, self._block_size, num_blocks, self._groups[group].lookahead)
+            root = keys[0] if keys else root_key(self._block_root, group, self._block_size, request.cache_salt)
+            start, lookahead = len(keys) * self._block_size, self._groups[group].lookahead
+            extend_keys(keys, root, _tokens_from(request, start), self._block_size, num_blocks, lookahead, start)
         return keys[:num_blocks]
 
     def __len__(self) -> int:
@@ -39,3 +39,11 @@ class RequestKeys:
     def forget(self, request_id: str) -> None:
         """Drops the keys of a request that ended."""
         self._keys.pop(request_id, None)
+
+
+def _tokens_from(request: Request, start: int) -> Sequence[int]:
+    """A request's tokens from index `start` on; most of a long sequence has its keys already."""
+    num_prompt = request.num_prompt_tokens
+    if start >= num_prompt:
+        return request.output_token_ids[start - num_prompt :]
+    return request.prompt_token_ids[start:] + request.output_token_ids

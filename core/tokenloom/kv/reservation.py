@@ -7,7 +7,7 @@ from tokenloom.interfaces.cache import PrefixCache, Reservation
 from tokenloom.plugin_guard import plugin_call
 from tokenloom.request import RequestView
 
-__all__ = ["ask_reservation"]
+__all__ = ["ask_reservation", "check_reservation"]
 
 
 def ask_reservation(cache: PrefixCache, request: RequestView, plugin: str) -> Reservation:
@@ -23,3 +23,15 @@ def ask_reservation(cache: PrefixCache, request: RequestView, plugin: str) -> Re
         detail = f"{request.request_id}: {reservation}"
         raise PluginContractError(plugin, "only a cache that reserves_runs asks for contiguous blocks", detail)
     return reservation
+
+
+def check_reservation(num_tokens: int, max_model_len: int, block_size: int, plugin: str) -> int:
+    """Returns the tokens that a cache reserves room for.
+
+    Raises:
+        PluginContractError: the longest sequence takes fewer blocks.
+    """
+    if num_tokens >= max_model_len + block_size:
+        detail = f"{num_tokens} tokens reserved, max_model_len is {max_model_len}"
+        raise PluginContractError(plugin, "a reservation fits the longest sequence", detail)
+    return num_tokens

@@ -30,7 +30,8 @@ class SiblingCopies:
         self._num_lookahead = num_lookahead
         self._is_on = is_on
         self._holders: dict[str, dict[str, Request]] = {}
-        self._sources: dict[str, tuple[int, ...]] = {}
+        self.sources: dict[str, tuple[int, ...]] = {}
+        """By request that starts: the blocks, one per KV group, that it still has to be given a copy of."""
         self._copies: list[BlockCopy] = []
 
     def tail_tokens(self, request: Request) -> int:
@@ -68,15 +69,15 @@ class SiblingCopies:
         if self._is_on and request.choice_set:
             self._holders.setdefault(request.choice_set, {})[request.request_id] = request
         if match.copies:
-            self._sources[request.request_id] = match.copies
+            self.sources[request.request_id] = match.copies
 
     def copying(self, request: Request) -> int | None:
         """The table index of the block that a request still has to be given a copy of, or None."""
-        return self.tail_tokens(request) // self._block_size if request.request_id in self._sources else None
+        return self.tail_tokens(request) // self._block_size if request.request_id in self.sources else None
 
     def copy(self, request: Request, targets: Sequence[int]) -> None:
         """Has the executor fill a request's new blocks, one per KV group."""
-        self._copies.append(BlockCopy(self._sources.pop(request.request_id), tuple(targets)))
+        self._copies.append(BlockCopy(self.sources.pop(request.request_id), tuple(targets)))
 
     def stop(self, request: Request) -> None:
         """Takes note that a request gave its memory back."""

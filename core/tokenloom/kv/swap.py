@@ -41,7 +41,8 @@ class HostMemory:
         self.capacity_bytes = capacity_bytes
         self.used_bytes = 0
         self._swapped: dict[str, _Swapped] = {}
-        self._importing: dict[str, tuple[_Swapped, tuple[tuple[int, ...], ...]]] = {}
+        self.coming_back: dict[str, tuple[_Swapped, tuple[tuple[int, ...], ...]]] = {}
+        """By request that starts again: what was moved here, and per group the table indices to bring back."""
         self._exports: list[BlockExport] = []
         self._imports: list[BlockImport] = []
         self._dropped: list[str] = []
@@ -92,18 +93,18 @@ class HostMemory:
         if swapped is None:
             return
         if match.imports and not match.copies:
-            self._importing[request_id] = self._forget(request_id), match.imports
+            self.coming_back[request_id] = self._forget(request_id), match.imports
         else:
             self.drop(request_id)
 
     def importing(self, request_id: str) -> tuple[tuple[int, ...], ...] | None:
         """Per group, the table indices of the blocks that a request still has to bring back, or None."""
-        found = self._importing.get(request_id)
+        found = self.coming_back.get(request_id)
         return None if found is None else found[1]
 
     def restore(self, request_id: str, tables: Sequence[Sequence[int]]) -> None:
         """Has the executor fill a request's new blocks; they stand in its tables by now."""
-        swapped, indices = self._importing.pop(request_id)
+        swapped, indices = self.coming_back.pop(request_id)
         sources, targets = [], []
         for first, chosen, table in zip(swapped.first_blocks, indices, tables, strict=True):
             sources.append(tuple(index - first for index in chosen))
@@ -138,7 +139,7 @@ class HostMemory:
         assert self.used_bytes <= self.capacity_bytes, (
             f"{self.used_bytes} of {self.capacity_bytes} bytes in host memory"
         )
-        assert not self._importing, f"{list(self._importing)} started, but were not restored"
+        assert not self.coming_back, f"{list(self.coming_back)} started, but were not restored"
 
     def _forget(self, request_id: str) -> _Swapped:
         swapped = self._swapped.pop(request_id)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Mapping
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 from tokenloom.checkpoint.end_tokens import end_tokens_by_text
@@ -203,9 +204,15 @@ def _end_token_ids(fields: Fields) -> tuple[int, ...]:
         more = [token_id for token_id in found if token_id not in ids]
         if more:
             names = ", ".join(repr(tokens[token_id]) for token_id in more)
-            _log.info("%s has no key %r; by their text, %s end a reply as well", fields.path, _END_OF_TURN_KEY, names)
+            _tell_end_tokens(str(fields.path), names)
         ids += more
     return tuple(dict.fromkeys(ids))
+
+
+@cache
+def _tell_end_tokens(path: str, names: str) -> None:
+    """Once in a process: a file is read for its tokenizer, and again for its weights."""
+    _log.info("%s has no key %r; by their text, %s end a reply as well", path, _END_OF_TURN_KEY, names)
 
 
 def _native_dtype(file: GGUFParts) -> str:

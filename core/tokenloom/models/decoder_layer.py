@@ -67,11 +67,20 @@ MakeLayer = Callable[[ModelConfig, LayerFactory, int, int], DecoderLayer]
 class PreNormLayer(DecoderLayer):
     """Each part norms its input: the layer of Llama and of most that followed."""
 
-    def __init__(self, config: ModelConfig, factory: LayerFactory, index: int, group_id: int) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        factory: LayerFactory,
+        index: int,
+        group_id: int,
+        *,
+        ffn_norm: str = "post_attention_layernorm",
+    ) -> None:
+        """`ffn_norm`: what checkpoints call the norm before the feed-forward network."""
         name = f"model.layers.{index}"
         self._attention_norm = _norm(f"{name}.input_layernorm", config, factory)
         self._attention = AttentionPart(config, factory, index, group_id, f"{name}.self_attn")
-        self._ffn_norm = _norm(f"{name}.post_attention_layernorm", config, factory)
+        self._ffn_norm = _norm(f"{name}.{ffn_norm}", config, factory)
         self._ffn = GatedFeedForward(config, factory, f"{name}.mlp")
 
     @property
@@ -100,16 +109,13 @@ class SandwichNormLayer(DecoderLayer):
 
     def __init__(self, config: ModelConfig, factory: LayerFactory, index: int, group_id: int) -> None:
         name = f"model.layers.{index}"
-        self._attention_norm = _norm(f"{name}.input_layernorm", config, factory)
-        self._attention = AttentionPart(config, factory, index, group_id, f"{name}.self_attn")
+        self._inner = PreNormLayer(config, factory, index, group_id, ffn_norm="pre_feedforward_layernorm")
         self._after_attention = _norm(f"{name}.post_attention_layernorm", config, factory)
-        self._ffn_norm = _norm(f"{name}.pre_feedforward_layernorm", config, factory)
-        self._ffn = GatedFeedForward(config, factory, f"{name}.mlp")
         self._after_ffn = _norm(f"{name}.post_feedforward_layernorm", config, factory)
 
     @property
     def facts(self) -> AttentionLayer:
-        return self._attention.facts
+        return self._inner.facts
 
     def attention_part(
         self,
@@ -119,12 +125,12 @@ class SandwichNormLayer(DecoderLayer):
         kv: Sequence[torch.Tensor],
         context: ForwardContext,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        normed, residual = self._attention_norm.enter(delta, residual)
-        return self._after_attention(self._attention(normed, rotation, kv, context)), residual
+        delta, residual = self._inner.attention_part(delta, residual, rotation, kv, context)
+        return self._after_attention(delta), residual
 
     def ffn_part(self, delta: torch.Tensor | None, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        normed, residual = self._ffn_norm.enter(delta, residual)
-        return self._after_ffn(self._ffn(normed)), residual
+        delta, residual = self._inner.ffn_part(delta, residual)
+        return self._after_ffn(delta), residual
 
 
 def _norm(name: str, config: ModelConfig, factory: LayerFactory) -> RmsNorm:

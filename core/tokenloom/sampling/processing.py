@@ -13,6 +13,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from tokenloom.batch import ALL_FORBIDDEN
 from tokenloom.sampling.batch import SamplingBatch
 from tokenloom.sampling.constraint import AllowedTokens
 
@@ -75,7 +76,7 @@ def why_no_token(logits: Tensor, batch: SamplingBatch, allowed: AllowedTokens | 
             if float(processed[row].max()) != float("-inf"):
                 fault = "wrote NaN or +inf" if stage.is_plugin else "led to NaN or +inf"
                 return f"{'plugin ' if stage.is_plugin else ''}{stage.name} {fault} {where}"
-            return f"no token can be sampled {where}: every token is forbidden by {' and '.join(forbidding)}"
+            return f"no token can be sampled {where}: {ALL_FORBIDDEN} {' and '.join(forbidding)}"
     return f"no token can be sampled {where}"
 
 

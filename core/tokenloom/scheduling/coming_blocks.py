@@ -35,11 +35,15 @@ class ComingBlocks:
         """Takes up a grant."""
         # A group with lookahead publishes its blocks that much later.
         done = request.num_computed_tokens + request.num_inflight_tokens + grant.num_cached_tokens - self._lookahead
-        self._frontiers[request.request_id] = done
         if request.choice_set:
             self._choices.setdefault(request.choice_set, []).append(request.request_id)
+            self._frontiers[request.request_id] = done
+        if (done + grant.num_tokens) // self._block_size == done // self._block_size:
+            # No block is completed, as in most steps of a decoding request.
+            return
         first, end = max(0, done), min(done + grant.num_tokens, request.num_tokens - self._lookahead)
         if end // self._block_size > first // self._block_size:
+            self._frontiers[request.request_id] = done
             for key in self._kv.prefix_keys(request)[first // self._block_size : end // self._block_size]:
                 self._owners[key] = request.request_id
 

@@ -8,15 +8,19 @@ from typing import final
 
 from tokenloom.batch import Preemption, PreemptMode, SchedulePlan
 from tokenloom.interfaces.scheduler import Grant, Ledger, Savepoint, SchedulerView, Shortfall
-from tokenloom.kv.block_pool import NULL_BLOCK
 from tokenloom.kv.manager import KVManager, PrefixMatch
 from tokenloom.request import Request, RequestStatus, RequestView
 from tokenloom.scheduling.coming_blocks import ComingBlocks
+from tokenloom.scheduling.held_blocks import HeldBlocks
 from tokenloom.scheduling.ledger_state import LedgerState
 from tokenloom.scheduling.preemption_cost import PreemptionCost
 from tokenloom.scheduling.run_placement import RunPlacement
+from tokenloom.scheduling.table_growth import table_growth
 
 __all__ = ["StepLedger"]
+
+# Looked up in the enum, it would take a tenth of what a reservation takes.
+_RUNNING = RequestStatus.RUNNING
 
 
 @final
@@ -41,11 +45,13 @@ class StepLedger(Ledger):
         self._is_partial = view.limits.partial_preemption
         self._cost = cost or PreemptionCost()
         self._kv = kv
+        self._held = HeldBlocks(kv)
         self._requests = requests
-        self._coming = ComingBlocks(kv) if defers and kv.shares_in_flight else None
+        self._coming = ComingBlocks(kv) if defers and kv.shares_in_flight and view.waiting else None
         self._matches: dict[str, PrefixMatch] = {}
         self._saved: list[LedgerState] = []
         self._last_plan: SchedulePlan | None = None
+        self._planned: dict[str, int] = {}
         self._state = LedgerState(
             tokens=view.limits.max_num_batched_tokens,
             slots=view.limits.max_num_seqs - len(view.running),
@@ -68,6 +74,23 @@ class StepLedger(Ledger):
         return min(self._state.available)
 
     @property
+    def spare_blocks(self) -> int:
+        return self._held.per_group(self._state.available)
+
+    def num_blocks(self, request: RequestView) -> int:
+        return self._held.span(request, self._state)
+
+    def num_own_blocks(self, request: RequestView) -> int:
+        if request.status is RequestStatus.RUNNING:
+            return self._held.num_own(request, None, self._state)
+        match = self.match(request.request_id) if self.is_scheduled(request) else None
+        return 0 if match is None else self._held.num_own(request, match, self._state)
+
+    def num_granted_tokens(self, request: RequestView) -> int:
+        grant = self._state.grants.get(request.request_id)
+        return 0 if grant is None else grant.num_tokens
+
+    @property
     def num_preempted(self) -> int:
         return len(self._state.preemptions)
 
@@ -82,12 +105,12 @@ class StepLedger(Ledger):
         return tuple(replace(p, mode=self._state.modes[p.request_id]) for p in self._state.preemptions.values())
 
     def cached_tokens(self, request: RequestView) -> int:
-        return 0 if request.status is RequestStatus.RUNNING else self.match(request.request_id).num_tokens
+        return 0 if request.status is _RUNNING else self.match(request.request_id).num_tokens
 
     def need(self, request: RequestView) -> int:
         done = request.num_computed_tokens + request.num_inflight_tokens
         known = request.num_tokens + request.num_placeholder_tokens + request.num_drafts
-        return known - done - self.cached_tokens(request)
+        return known - done if request.status is _RUNNING else known - done - self.cached_tokens(request)
 
     def is_scheduled(self, request: RequestView) -> bool:
         return request.request_id in self._state.grants
@@ -103,48 +126,70 @@ class StepLedger(Ledger):
         return match
 
     def reserve(self, request: RequestView, num_tokens: int) -> Grant | Shortfall:
-        self._require_open(request)
+        self._last_plan, request_id = None, request.request_id
+        if request_id not in self._requests:
+            raise ValueError(f"request {request_id} is not in this step's view")
+        if request_id in self._state.grants or request_id in self._state.preemptions:
+            raise ValueError(f"request {request_id} was scheduled or preempted in this step already")
         need = self.need(request)
         # Half of a budget is easily a float, and would only break the commit half way.
         if not isinstance(num_tokens, int) or not 1 <= num_tokens <= need:
-            raise ValueError(f"request {request.request_id}: {num_tokens!r} tokens reserved, allowed is 1..{need}")
-        state = self._state
-        if num_tokens > state.tokens:
-            return Shortfall("tokens", num_tokens - state.tokens)
-        is_waiting = request.status is not RequestStatus.RUNNING
-        num_cached = self.cached_tokens(request) if is_waiting else 0
-        if is_waiting and self._coming is not None and request.status is not RequestStatus.SWAPPED:
-            num_coming = self._coming.num_tokens(self._requests[request.request_id], num_cached, state.grants)
+            raise ValueError(f"request {request_id}: {num_tokens!r} tokens reserved, allowed is 1..{need}")
+        if num_tokens > self._state.tokens:
+            return Shortfall("tokens", num_tokens - self._state.tokens)
+        outcome = self._go_on(request, num_tokens) if request.status is _RUNNING else self._start(request, num_tokens)
+        if self._coming is not None and isinstance(outcome, Grant):
+            self._coming.note(self._requests[request_id], outcome)
+        return outcome
+
+    def reserve_next(self, request: RequestView) -> bool:
+        state, name, block_size = self._state, request.request_id, self._kv.block_size
+        is_open = name in self._requests and name not in state.grants and name not in state.preemptions
+        done = request.num_computed_tokens + request.num_inflight_tokens
+        need = request.num_tokens + request.num_placeholder_tokens + request.num_drafts - done
+        if request.status is not _RUNNING or not is_open or need != 1 or state.tokens < 1:
+            return False
+        for table in self._kv.tables(name):
+            if len(table) * block_size <= done:
+                return False
+        self._last_plan, grant = None, state.grant(name, 1, 0, done // block_size + 1, ())
+        if self._coming is not None:
+            self._coming.note(self._requests[name], grant)
+        return True
+
+    def _go_on(self, request: RequestView, num_tokens: int) -> Grant | Shortfall:
+        """Reserves for a running request."""
+        span = -(-(request.num_computed_tokens + request.num_inflight_tokens + num_tokens) // self._kv.block_size)
+        needed = table_growth(self._kv, request.request_id, span, None)
+        shortfall = self._state.lacking(needed, ()) if needed else None
+        return self._state.grant(request.request_id, num_tokens, 0, span, needed) if shortfall is None else shortfall
+
+    def _start(self, request: RequestView, num_tokens: int) -> Grant | Shortfall:
+        """Reserves for a waiting request: a slot and what it found in the cache, too."""
+        state, request_id = self._state, request.request_id
+        match = self.match(request_id)
+        if self._coming is not None and request.status is not RequestStatus.SWAPPED:
+            num_coming = self._coming.num_tokens(self._requests[request_id], match.num_tokens, state.grants)
             if num_coming:
                 return Shortfall("prefix", num_coming, num_coming)
-        if is_waiting and state.slots < 1:
+        if state.slots < 1:
             return Shortfall("slots", 1)
-        pins = self._pins(request.request_id) if is_waiting else ()
-        needed = self._new_blocks(request, num_cached, num_tokens)
-        for pool, count in enumerate(needed):
-            missing = count + sum(1 for pinned_pool, _, is_available in pins if pinned_pool == pool and is_available)
-            if missing > state.available[pool]:
-                return Shortfall("blocks", missing - state.available[pool], state.pending[pool])
-        if is_waiting and state.runs is not None:
-            shortfall = self._place(request.request_id, state.runs)
-            if shortfall is not None:
-                return shortfall
+        num_slots = request.num_computed_tokens + request.num_inflight_tokens + match.num_tokens + num_tokens
+        span = max(-(-num_slots // self._kv.block_size), self._kv.reserved_blocks(self._requests[request_id]))
+        pins, needed = self._held.pins(match, state), table_growth(self._kv, request_id, span, match)
+        shortfall = state.lacking(needed, pins)
+        if shortfall is None and state.runs is not None:
+            shortfall = self._place(request_id, state.runs)
+        if shortfall is not None:
+            return shortfall
         for pool, block_id, is_available in pins:
             state.holders[pool, block_id] = state.holders.get((pool, block_id), 0) + 1
             state.available[pool] -= is_available
             if (pool, block_id) in state.leaving:
                 state.leaving.discard((pool, block_id))
                 state.pending[pool] -= 1
-        for pool, count in enumerate(needed):
-            state.available[pool] -= count
-        state.tokens -= num_tokens
-        state.slots -= is_waiting
-        grant = Grant(request.request_id, num_tokens, sum(needed), num_cached)
-        state.grants[request.request_id] = grant
-        state.new_blocks[request.request_id] = needed
-        if self._coming is not None:
-            self._coming.note(self._requests[request.request_id], grant)
-        return grant
+        state.slots -= 1
+        return state.grant(request_id, num_tokens, match.num_tokens, span, needed)
 
     def _place(self, request_id: str, runs: RunPlacement) -> Shortfall | None:
         """Finds the runs that a waiting request reserves, if it wants runs."""
@@ -163,7 +208,7 @@ class StepLedger(Ledger):
         return self._state.placements
 
     def preempt(self, request: RequestView, mode: PreemptMode = PreemptMode.RECOMPUTE, keep_blocks: int = 0) -> int:
-        request_id = request.request_id
+        self._last_plan, request_id = None, request.request_id
         is_running = request.status is RequestStatus.RUNNING
         is_open = request_id not in self._state.preemptions and (is_running or request_id not in self._state.grants)
         if not is_open or not (is_running or request_id in self._kv.keepers):
@@ -178,14 +223,15 @@ class StepLedger(Ledger):
         if grant is not None:
             state.tokens += grant.num_tokens
             freed += grant.num_new_blocks
-            for pool, count in enumerate(state.new_blocks.pop(request_id)):
+            del state.spans[request_id]
+            for pool, count in enumerate(state.new_blocks.pop(request_id, ())):
                 state.available[pool] += count
         if request.num_inflight_tokens or done_mode is PreemptMode.SWAP:
-            state.in_use.update(self._held(request_id, num_kept))
+            state.in_use.update(self._held.in_table(request_id, num_kept))
         self._matches.pop(request_id, None)
-        for pool, block_id in self._held(request_id, num_kept):
+        for pool, block_id in self._held.in_table(request_id, num_kept):
             state.holders[pool, block_id] = state.holders.get((pool, block_id), 0) - 1
-            if self._num_holders(pool, block_id) > 0:
+            if self._held.num_holders(pool, block_id, state) > 0:
                 continue
             if (pool, block_id) in state.in_use:
                 state.pending[pool] += 1
@@ -241,58 +287,14 @@ class StepLedger(Ledger):
     def rollback(self, savepoint: Savepoint) -> None:
         if not 0 <= savepoint < len(self._saved):
             raise ValueError(f"savepoint {savepoint} is not one of the {len(self._saved)} that this ledger holds")
-        self._state = self._saved[savepoint].copy()
+        self._state, self._last_plan = self._saved[savepoint].copy(), None
         del self._saved[savepoint + 1 :]
 
     def plan(self) -> SchedulePlan:
-        tokens = {request_id: grant.num_tokens for request_id, grant in self._state.grants.items()}
-        self._last_plan = SchedulePlan(tokens, tuple(self._state.preemptions.values()))
+        self._planned = {request_id: grant.num_tokens for request_id, grant in self._state.grants.items()}
+        self._last_plan = SchedulePlan(dict(self._planned), tuple(self._state.preemptions.values()))
         return self._last_plan
 
     def made(self, plan: SchedulePlan) -> bool:
         """Whether `plan` is what this ledger's current records say, and so legal by construction."""
-        return plan is self._last_plan and plan == self.plan()
-
-    def _require_open(self, request: RequestView) -> None:
-        if request.request_id not in self._requests:
-            raise ValueError(f"request {request.request_id} is not in this step's view")
-        if self.is_scheduled(request) or self.is_preempted(request):
-            raise ValueError(f"request {request.request_id} was scheduled or preempted in this step already")
-
-    def _new_blocks(self, request: RequestView, num_cached: int, num_tokens: int) -> tuple[int, ...]:
-        """Blocks to allocate per pool."""
-        slots = request.num_computed_tokens + request.num_inflight_tokens + num_cached + num_tokens
-        target = -(-slots // self._kv.block_size)
-        if request.status is not RequestStatus.RUNNING:
-            target = max(target, self._kv.reserved_blocks(self._requests[request.request_id]))
-        needed = [0] * len(self._kv.pools)
-        for group, pool in enumerate(self._kv.pool_of_group):
-            if request.status is RequestStatus.RUNNING:
-                needed[pool] += max(0, target - len(self._kv.tables(request.request_id)[group]))
-                continue
-            match = self.match(request.request_id)
-            needed[pool] += max(0, target - len(match.block_ids[group]))
-            needed[pool] += len(match.imports[group]) if match.imports else 0
-        return tuple(needed)
-
-    def _pins(self, request_id: str) -> list[tuple[int, int, bool]]:
-        """(pool, block id, whether that makes one available block less) of the blocks that a waiting request found."""
-        match, leaving = self.match(request_id), self._state.leaving
-        return [
-            (pool, block_id, self._num_holders(pool, block_id) == 0 and (pool, block_id) not in leaving)
-            for group, pool in enumerate(self._kv.pool_of_group)
-            for block_id in match.block_ids[group]
-            if block_id != NULL_BLOCK
-        ]
-
-    def _held(self, request_id: str, num_kept: int) -> list[tuple[int, int]]:
-        """(pool, block id) of what a request holds behind its first `num_kept` blocks."""
-        return [
-            (pool, block_id)
-            for group, pool in enumerate(self._kv.pool_of_group)
-            for block_id in self._kv.tables(request_id)[group][num_kept:]
-            if block_id != NULL_BLOCK
-        ]
-
-    def _num_holders(self, pool: int, block_id: int) -> int:
-        return self._kv.pools[pool].blocks.ref_count(block_id) + self._state.holders.get((pool, block_id), 0)
+        return plan is self._last_plan and plan.num_scheduled_tokens == self._planned

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import final
 
 from tokenloom.batch import Preemption, PreemptMode
-from tokenloom.interfaces.scheduler import Grant
+from tokenloom.interfaces.scheduler import Grant, Shortfall
 from tokenloom.scheduling.run_placement import RunPlacement
 
 __all__ = ["LedgerState"]
@@ -23,6 +25,8 @@ class LedgerState:
     pending: list[int]
     grants: dict[str, Grant] = field(default_factory=dict)
     new_blocks: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    spans: dict[str, int] = field(default_factory=dict)
+    """Blocks per KV group that the table of a request with a grant will span."""
     preemptions: dict[str, Preemption] = field(default_factory=dict)
     holders: dict[tuple[int, int], int] = field(default_factory=dict)
     """(pool, block id) -> holders gained (pins) minus holders lost (preemptions) in this step."""
@@ -38,6 +42,38 @@ class LedgerState:
     runs: RunPlacement | None = None
     placements: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
+    def lacking(self, needed: Sequence[int], pins: Sequence[tuple[int, int, bool]]) -> Shortfall | None:
+        """Which blocks lack, if any do.
+
+        Args:
+            needed: blocks to allocate per pool.
+            pins: (pool, block id, whether that makes one available block less) of blocks to pin.
+        """
+        for pool, count in enumerate(needed):
+            missing = count + sum(1 for pinned_pool, _, is_available in pins if pinned_pool == pool and is_available)
+            if missing > self.available[pool]:
+                return Shortfall("blocks", missing - self.available[pool], self.pending[pool])
+        return None
+
+    def grant(self, request_id: str, num_tokens: int, num_cached: int, span: int, needed: tuple[int, ...]) -> Grant:
+        """Takes tokens and blocks for a request.
+
+        Args:
+            request_id: whose.
+            num_tokens: new tokens.
+            num_cached: tokens that it found.
+            span: blocks per KV group that its table will span.
+            needed: blocks to allocate per pool; () if there are none.
+        """
+        grant = self.grants[request_id] = _make_grant(request_id, num_tokens, sum(needed) if needed else 0, num_cached)
+        self.tokens -= num_tokens
+        self.spans[request_id] = span
+        if needed:
+            self.new_blocks[request_id] = needed
+            for pool, count in enumerate(needed):
+                self.available[pool] -= count
+        return grant
+
     def copy(self) -> LedgerState:
         return LedgerState(
             self.tokens,
@@ -46,6 +82,7 @@ class LedgerState:
             list(self.pending),
             dict(self.grants),
             dict(self.new_blocks),
+            dict(self.spans),
             dict(self.preemptions),
             dict(self.holders),
             self.host_bytes,
@@ -56,3 +93,9 @@ class LedgerState:
             None if self.runs is None else self.runs.copy(),
             dict(self.placements),
         )
+
+
+@lru_cache(maxsize=4096)
+def _make_grant(request_id: str, num_tokens: int, num_new_blocks: int, num_cached_tokens: int) -> Grant:
+    """A decoding request has the same grant in most steps."""
+    return Grant(request_id, num_tokens, num_new_blocks, num_cached_tokens)

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import islice
 from typing import final
 
 from tokenloom.batch import PreemptMode, SchedulePlan
 from tokenloom.interfaces.scheduler import Grant, Ledger, Scheduler, SchedulerView, Shortfall
 from tokenloom.interfaces.scheduler_events import SchedulerEvent
-from tokenloom.interfaces.scheduling_policy import SchedulingPolicy
+from tokenloom.interfaces.scheduling_policy import AdmissionPolicy, SchedulingPolicy
 from tokenloom.request import RequestStatus, RequestView
 from tokenloom.scheduling.prefill_quota import PrefillQuota
 
 __all__ = ["PolicyScheduler"]
+
+# Looked up in the enum for each request, it would take a tenth of a step's planning.
+_RUNNING = RequestStatus.RUNNING
 
 _MOST_DEFERRED = 64
 """Requests that may wait for a prefix before admission ends in a step."""
@@ -21,8 +27,10 @@ _MOST_DEFERRED = 64
 class PolicyScheduler(Scheduler):
     """A scheduler made of a policy's narrow points."""
 
-    def __init__(self, policy: SchedulingPolicy) -> None:
+    def __init__(self, policy: SchedulingPolicy, admission: AdmissionPolicy | None = None) -> None:
+        """`admission` may keep waiting requests out that would fit now; None lets all of them start."""
         self._policy = policy
+        self._admission = admission
 
     def schedule(self, view: SchedulerView, ledger: Ledger) -> SchedulePlan:
         start = ledger.savepoint() if view.limits.partial_preemption else None
@@ -35,22 +43,11 @@ class PolicyScheduler(Scheduler):
 
     def observe(self, event: SchedulerEvent) -> None:
         self._policy.observe(event)
+        if self._admission is not None:
+            self._admission.observe(event)
 
     def _plan(self, view: SchedulerView, ledger: Ledger, *, may_keep: bool) -> SchedulePlan:
-        step = _Step(self._policy, view, ledger, may_keep=may_keep)
-        num_unseen = len(view.running)
-        # The next request is only asked for if it could get something: ordering a long queue costs time.
-        requests = iter(self._policy.sequence(view, ledger))
-        while ledger.remaining_tokens > 0 and (num_unseen > 0 or step.may_admit()):
-            request = next(requests, None)
-            if request is None:
-                break
-            if request.status is not RequestStatus.RUNNING:
-                step.admit(request)
-                continue
-            num_unseen -= 1
-            if not ledger.is_preempted(request):
-                step.serve(request)
+        _Step(self._policy, self._admission, view, ledger, may_keep=may_keep).go_through()
         return ledger.plan()
 
 
@@ -58,16 +55,56 @@ class PolicyScheduler(Scheduler):
 class _Step:
     """One plan in the making."""
 
-    def __init__(self, policy: SchedulingPolicy, view: SchedulerView, ledger: Ledger, *, may_keep: bool) -> None:
+    def __init__(
+        self,
+        policy: SchedulingPolicy,
+        admission: AdmissionPolicy | None,
+        view: SchedulerView,
+        ledger: Ledger,
+        *,
+        may_keep: bool,
+    ) -> None:
         """`may_keep`: whether victims may keep blocks that are not needed, as far as the configuration wants it."""
         self._may_keep = may_keep
         self._policy = policy
+        self._admission = admission if admission is not None and admission.can_refuse else None
         self._view = view
         self._ledger = ledger
         self._limits = policy.step_limits(view)
         self._prefills = PrefillQuota(self._limits, view, ledger)
         self._is_admitting = True
         self._num_deferred = 0
+        self._num_unseen = len(view.running)
+        # Unless the policy has a say in it, a decoding request gets its token.
+        self._may_take_next = type(policy).chunk is SchedulingPolicy.chunk
+        self._started: list[RequestView] = []
+        self._places: dict[str, int] | None = None
+
+    def go_through(self) -> None:
+        """Serves and admits, in the policy's sequence, who can get something in this step."""
+        # The next request is only asked for if it could get something: ordering a long queue costs time.
+        ledger = self._ledger
+        requests = iter(self._policy.sequence(self._view, ledger))
+        while ledger.remaining_tokens > 0 and (self._num_unseen > 0 or self.may_admit()):
+            request = next(requests, None)
+            if request is None:
+                break
+            if request.status is not _RUNNING:
+                self.admit(request)
+                if self._num_unseen > 0 and not self.may_admit():
+                    requests = self._unseen()
+                continue
+            self._num_unseen -= 1
+            if self._may_take_next and ledger.reserve_next(request):
+                continue
+            if not ledger.is_preempted(request):
+                self.serve(request)
+
+    def _unseen(self) -> Iterator[RequestView]:
+        """The running requests that are still to come, without the many who wait between them."""
+        running_only = replace(self._view, waiting=())
+        num_seen = len(self._view.running) - self._num_unseen
+        return islice(self._policy.sequence(running_only, self._ledger), num_seen, None)
 
     def may_admit(self) -> bool:
         """Whether a waiting request could still join in this step."""
@@ -92,16 +129,16 @@ class _Step:
                 continue
             if self._take_kept(outcome.missing):
                 continue
-            candidates = self._candidates()
-            victim = self._policy.select_victim(request, candidates, self._view)
+            victim = self._select_victim(request)
             if victim is None:
                 return
-            self._preempt(victim, candidates, "select_victim", outcome.missing)
+            self._preempt(victim, outcome.missing)
             # Memory is short; a newcomer would take what was just freed.
             self._is_admitting = False
             if victim is request:
                 return
-        self._prefills.take(request, need, count)
+        if need > 1:
+            self._prefills.take(request, need, count)
 
     def admit(self, request: RequestView) -> None:
         """Starts one waiting request; the first that cannot start ends admission."""
@@ -116,6 +153,7 @@ class _Step:
             self._is_admitting = True
         elif count != 0 and not self._prefills.is_full(request, need, count) and self._reserve(request, count):
             self._prefills.take(request, need, count)
+            self._started.append(request)
             self._is_admitting = True
 
     def _reserve(self, request: RequestView, count: int) -> bool:
@@ -135,20 +173,32 @@ class _Step:
             # While others run, memory comes back by itself; where nobody does, those who wait may hold all of it.
             if outcome.resource == "blocks" and not self._view.running and self._take_kept(outcome.missing, request):
                 continue
-            candidates = self._candidates() if self._policy.is_preemptive and outcome.resource != "tokens" else []
-            victim = self._policy.select_displaced(request, outcome, candidates, self._view) if candidates else None
+            victim = self._select_displaced(request, outcome)
             if victim is None:
                 if undo is not None:
                     self._ledger.rollback(undo)
                 return False
             undo = self._ledger.savepoint() if undo is None else undo
-            self._preempt(victim, candidates, "select_displaced", outcome.missing)
+            self._preempt(victim, outcome.missing)
         return True
 
     def _try(self, request: RequestView, count: int) -> Grant | Shortfall:
         if self._num_free_slots() < 1:
             return Shortfall("slots", 1)
-        return self._ledger.reserve(request, count)
+        others = [*self._candidates(), *self._started] if self._admission is not None else []
+        if self._admission is None or not others:
+            return self._ledger.reserve(request, count)
+        undo = self._ledger.savepoint()
+        outcome = self._ledger.reserve(request, count)
+        if isinstance(outcome, Shortfall):
+            return outcome
+        missing = self._admission.num_missing_blocks(request, others, self._view, self._ledger)
+        if not isinstance(missing, int) or missing < 0:
+            raise ValueError(f"{type(self._admission).__name__}.num_missing_blocks gave {missing!r}, not a count")
+        if missing == 0:
+            return outcome
+        self._ledger.rollback(undo)
+        return Shortfall("blocks", missing)
 
     def _num_free_slots(self) -> int:
         """Slots left within the hard limit and the policy's own."""
@@ -161,10 +211,54 @@ class _Step:
         """Tokens to compute now; 0 if there is nothing to do or no room for it."""
         if need <= 0:
             return 0
-        return self._prefills.cut(request, need, self._policy.chunk(request, need, self._view, self._ledger))
+        count = self._policy.chunk(request, need, self._view, self._ledger)
+        if need == 1:
+            return count
+        count, num_own = self._prefills.cut(request, need, count), need - request.num_drafts
+        if count > num_own > 0:
+            # Drafts of one request leave a token to each of the others that run.
+            count = max(num_own, min(count, self._ledger.remaining_tokens - self._num_unseen))
+        return count
 
     def _candidates(self) -> list[RequestView]:
         return [request for request in self._view.running if not self._ledger.is_preempted(request)]
+
+    def _select_victim(self, request: RequestView) -> RequestView | None:
+        """Whom the policy wants to preempt for a running request: it, or one that comes after it."""
+        if self._places is None:
+            order = self._policy.order(self._view.running, self._view)
+            self._places = {other.request_id: place for place, other in enumerate(order)}
+        running, own = self._candidates(), self._place(request)
+        candidates = [other for other in running if other is request or self._place(other) > own]
+        victim = self._ask_victim(request, candidates)
+        if victim is request and len(candidates) == len(running) > 1:
+            # The first always goes on. A policy may look for its request among the candidates, so it gets another one.
+            candidates = [other for other in candidates if other is not request]
+            victim = self._ask_victim(candidates[-1], candidates)
+        return victim
+
+    def _place(self, request: RequestView) -> int:
+        """A running request's place in the policy's order; the end for one that the policy left out."""
+        assert self._places is not None, "the order is known before anybody's place in it"
+        return self._places.get(request.request_id, len(self._places))
+
+    def _ask_victim(self, request: RequestView, candidates: list[RequestView]) -> RequestView | None:
+        return self._candidate(self._policy.select_victim(request, candidates, self._view), candidates, "select_victim")
+
+    def _select_displaced(self, request: RequestView, shortfall: Shortfall) -> RequestView | None:
+        if not self._policy.is_preemptive or shortfall.resource == "tokens":
+            return None
+        candidates = self._candidates()
+        if not candidates:
+            return None
+        victim = self._policy.select_displaced(request, shortfall, candidates, self._view)
+        return self._candidate(victim, candidates, "select_displaced")
+
+    def _candidate(self, victim: RequestView | None, candidates: list[RequestView], point: str) -> RequestView | None:
+        if victim is not None and victim not in candidates:
+            name = type(self._policy).__name__
+            raise ValueError(f"{name}.{point} named {victim.request_id}, which is not among its candidates")
+        return victim
 
     def _take_kept(self, num_needed: int, but: RequestView | None = None) -> bool:
         """Takes blocks from a waiting request that kept some when it was preempted; False if there is none."""
@@ -174,10 +268,7 @@ class _Step:
         self._ledger.preempt(keeper, keep_blocks=self._keep_blocks(keeper, num_needed))
         return True
 
-    def _preempt(self, victim: RequestView, candidates: list[RequestView], point: str, num_needed: int) -> None:
-        if victim not in candidates:
-            name = type(self._policy).__name__
-            raise ValueError(f"{name}.{point} named {victim.request_id}, which is not among its candidates")
+    def _preempt(self, victim: RequestView, num_needed: int) -> None:
         mode = self._ledger.preempt_mode(victim)
         keep_blocks = 0 if mode is PreemptMode.SWAP else self._keep_blocks(victim, num_needed)
         self._ledger.preempt(victim, mode, keep_blocks)

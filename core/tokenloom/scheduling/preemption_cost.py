@@ -60,7 +60,8 @@ class PreemptionCost:
     def is_swap_cheaper(self, num_tokens: int, num_bytes: int) -> bool:
         """Whether moving `num_bytes` away and back takes less than computing `num_tokens` again.
 
-        As long as nothing was moved, it is tried, to find out.
+        As long as nothing was moved, it is tried, to find out. Neither side counts on the prefix cache, where a victim
+        may find part of its KV again either way: what will still be there when it comes back is not known now.
         """
         per_byte_s = self.per_byte_s
         return per_byte_s is None or 2 * num_bytes * per_byte_s < num_tokens * self.per_token_s

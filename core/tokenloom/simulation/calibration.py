@@ -18,7 +18,7 @@ from tokenloom.compose import ComposedConfig
 from tokenloom.engine import Engine
 from tokenloom.errors import ConfigError
 from tokenloom.executors.device_presets import DevicePreset, ModelShape
-from tokenloom.executors.step_time import StepCosts, step_shape
+from tokenloom.executors.step_time import AttentionSpan, StepCosts, step_shape
 from tokenloom.interfaces.contract import PluginChoice
 from tokenloom.interfaces.executor import Executor, ExecutorConfig, ExecutorContext, ModelFacts, StepHandle
 from tokenloom.loader.checkpoint import open_checkpoint
@@ -131,7 +131,7 @@ def measure_steps(
     recording: RecordingConfig,
     workouts: Sequence[Workout],
     seconds: float,
-    kv_bytes_per_token: int,
+    spans: Sequence[AttentionSpan],
     progress: Callable[[float], None],
 ) -> Measured:
     """Runs workouts in turn until the time is over, all of them once at least. Every fourth one is held out.
@@ -141,21 +141,21 @@ def measure_steps(
         recording: knows what each step did.
         workouts: from `plan_workouts`.
         seconds: how long to go on.
-        kv_bytes_per_token: of the preset to be made.
+        spans: how far the layers look back, of the preset to be made.
         progress: told the seconds so far.
     """
     factory = RequestFactory(engine.limits, (), 0, MonotonicClock())
     prompts = PromptMaker(engine.facts.vocab_size)
     measured = Measured([], [])
     start_s = time.perf_counter()
-    _run(engine, recording, factory, prompts, workouts[0], kv_bytes_per_token)  # warms up
+    _run(engine, recording, factory, prompts, workouts[0], spans)  # warms up
     for number in itertools.count():
         index = number % len(workouts)
         elapsed_s = time.perf_counter() - start_s
         progress(elapsed_s)
         if number >= len(workouts) and elapsed_s >= seconds:
             return measured
-        steps = _run(engine, recording, factory, prompts, workouts[index], kv_bytes_per_token)
+        steps = _run(engine, recording, factory, prompts, workouts[index], spans)
         (measured.held_out if index % 4 == 2 else measured.fitted).extend(steps)
     raise AssertionError("unreachable")
 
@@ -166,7 +166,7 @@ def _run(
     factory: RequestFactory,
     prompts: PromptMaker,
     workout: Workout,
-    kv_bytes_per_token: int,
+    spans: Sequence[AttentionSpan],
 ) -> list[MeasuredStep]:
     params = SamplingParams(temperature=0.0, max_tokens=_NUM_OUTPUTS, ignore_eos=True)
     timed = TimedRequest(0.0, workout.num_prompt_tokens, _NUM_OUTPUTS)
@@ -179,23 +179,17 @@ def _run(
         engine.step()
         duration_s = time.perf_counter() - start_s
         (plan,) = recording.take_plans()
-        steps.append(MeasuredStep(step_shape(plan, kv_bytes_per_token), duration_s))
+        steps.append(MeasuredStep(step_shape(plan, spans), duration_s))
     return steps
 
 
 def describe_device(facts: ModelFacts, model_path: Path, config: ComposedConfig, name: str) -> DevicePreset:
-    """A preset with everything but the costs, which are 0.
-
-    Raises:
-        ConfigError: the model has windows, which a preset cannot say.
-    """
+    """A preset with everything but the costs, which are 0."""
     checkpoint = open_checkpoint(model_path)
     try:
         model: ModelConfig = checkpoint.config
     finally:
         checkpoint.close()
-    if any(window is not None for window in model.windows):
-        raise ConfigError("this model has sliding windows, and a device preset stands for full attention in all layers")
     device = torch.device(facts.device)
     return DevicePreset.model_validate(
         {
@@ -216,6 +210,7 @@ def describe_device(facts: ModelFacts, model_path: Path, config: ComposedConfig,
                 vocab_size=model.vocab_size,
                 max_model_len=facts.max_model_len,
                 weight_bytes=facts.memory["weights"],
+                windows=model.windows if any(model.windows) else (),
             ),
             "costs": StepCosts(step_s=0.0, prefill_token_s=0.0, decode_row_s=0.0, kv_byte_s=0.0),
         }

@@ -9,17 +9,27 @@ from typing import Any, final
 
 from tokenloom.bench.latency import percentiles
 from tokenloom.engine_output import EngineOutput
+from tokenloom.errors import OverloadedError, TokenloomError
 from tokenloom.request import FinishReason
 
-__all__ = ["LatencyRecorder", "Occupancy", "SloTargets"]
+__all__ = ["Completed", "LatencyRecorder", "Occupancy", "Rejections", "SloTargets"]
 
 
 @dataclass(frozen=True, slots=True)
 class SloTargets:
-    """Targets that every request is measured against, seconds."""
+    """Targets that requests are measured against, seconds."""
 
     ttft_s: float
     tpot_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Completed:
+    """A request that came to its end: its latencies (no TPOT with one token), and whether both targets were met."""
+
+    ttft_s: float
+    tpot_s: float | None
+    is_in_time: bool
 
 
 @dataclass(slots=True)
@@ -37,6 +47,7 @@ class LatencyRecorder:
 
     def __init__(self, targets: SloTargets) -> None:
         self._targets = targets
+        self._relaxed: dict[str, float] = {}
         self._open: dict[str, _Progress] = {}
         self._ttft_s, self._tpot_s, self._itl_s, self._e2e_s = (array("d") for _ in range(4))
         self._chunks = array("d")
@@ -50,8 +61,12 @@ class LatencyRecorder:
         """Requests that have ended, well or not."""
         return self.num_completed + self.num_failed
 
-    def take(self, output: EngineOutput) -> None:
-        """Takes the news of one request."""
+    def relax(self, request_id: str, factor: float) -> None:
+        """Makes the targets of a request that is to come so many times as long."""
+        self._relaxed[request_id] = factor
+
+    def take(self, output: EngineOutput) -> Completed | None:
+        """Takes the news of one request; returns its latencies if it completed."""
         name, count = output.request_id, len(output.token_ids)
         progress = self._open.get(name)
         if count:
@@ -62,15 +77,16 @@ class LatencyRecorder:
                 self._itl_s.append(output.landed_s - progress.last_s)
                 progress.last_s = output.landed_s
                 progress.num_tokens += count
-        if output.finish_reason is not None:
-            self._open.pop(name, None)
-            self._end(output, progress)
+        if output.finish_reason is None:
+            return None
+        self._open.pop(name, None)
+        return self._end(output, progress, self._relaxed.pop(name, 1.0))
 
-    def _end(self, output: EngineOutput, progress: _Progress | None) -> None:
+    def _end(self, output: EngineOutput, progress: _Progress | None, factor: float) -> Completed | None:
         self.last_finish_s = max(self.last_finish_s, output.landed_s)
         if output.finish_reason is FinishReason.ERROR or progress is None:
             self.num_failed += 1
-            return
+            return None
         self.num_completed += 1
         arrival_s, num_later = output.times.arrival_s, progress.num_tokens - 1
         ttft_s, e2e_s = progress.first_s - arrival_s, output.landed_s - arrival_s
@@ -79,7 +95,9 @@ class LatencyRecorder:
         self._e2e_s.append(e2e_s)
         if num_later:
             self._tpot_s.append(tpot_s)
-        self.num_in_time += ttft_s <= self._targets.ttft_s and tpot_s <= self._targets.tpot_s
+        is_in_time = ttft_s <= factor * self._targets.ttft_s and tpot_s <= factor * self._targets.tpot_s
+        self.num_in_time += is_in_time
+        return Completed(ttft_s, tpot_s if num_later else None, is_in_time)
 
     def summary(self) -> dict[str, dict[str, float | int | None]]:
         """Percentiles, as `bench.latency.latency_summary` has them."""
@@ -94,6 +112,23 @@ class LatencyRecorder:
     def samples(self) -> dict[str, array[float]]:
         """TTFT and TPOT of every request that completed, seconds, for plots."""
         return {"ttft_s": self._ttft_s, "tpot_s": self._tpot_s}
+
+
+@final
+@dataclass(slots=True)
+class Rejections:
+    """Requests that the engine refused: those that can never run, and `num_overloaded` that found the queue full."""
+
+    num_total: int = 0
+    num_overloaded: int = 0
+    first: str | None = None
+
+    def take(self, request_id: str, error: TokenloomError) -> None:
+        """Counts one, with its reason."""
+        self.num_total += 1
+        self.num_overloaded += isinstance(error, OverloadedError)
+        if self.first is None:
+            self.first = f"{request_id}: {error}"
 
 
 @final

@@ -13,14 +13,16 @@ from tokenloom.clock import VirtualClock
 from tokenloom.engine import Engine
 from tokenloom.engine_builder import build_engine
 from tokenloom.engine_config import EngineConfig
-from tokenloom.errors import RequestError
+from tokenloom.errors import OverloadedError, RequestError
 from tokenloom.plugins import Registry
-from tokenloom.request_factory import RequestFactory, RequestTraits
+from tokenloom.request_factory import RequestFactory
 from tokenloom.sampling_params import SamplingParams
 from tokenloom.simulation.kv_use import KVUse
-from tokenloom.simulation.measurements import LatencyRecorder, Occupancy, SloTargets
+from tokenloom.simulation.measurements import LatencyRecorder, Occupancy, Rejections, SloTargets
 from tokenloom.simulation.prompts import PromptMaker
 from tokenloom.simulation.report import summarize
+from tokenloom.simulation.request_groups import RequestGroups
+from tokenloom.simulation.request_mix import traits_of
 from tokenloom.simulation.timed_request import TimedRequest
 
 __all__ = ["SimulationRun", "simulate"]
@@ -48,7 +50,7 @@ def simulate(
     Args:
         config: with executor=simulated, or another executor that lives under a virtual clock.
         requests: in order of arrival. Each generates exactly its output tokens, unless the context ends first. One that
-            can never run is counted as rejected.
+            can never run, or finds the queue full, is counted as rejected.
         targets: what goodput is measured against; schedulers see them, too.
         registry: the installed plugins by default.
         progress: told how many requests have ended.
@@ -61,7 +63,8 @@ def simulate(
     assert requests, "a workload without requests"
     clock = VirtualClock()
     engine = build_engine(config, registry=registry, clock=clock)
-    replay = _Replay(engine, clock, config, targets, registry, KVUse() if measures_kv_use else None)
+    groups = RequestGroups(requests, targets)
+    replay = _Replay(engine, clock, config, targets, registry, groups, KVUse() if measures_kv_use else None)
     start_s = time.perf_counter()
     try:
         with _without_old_objects():
@@ -94,18 +97,19 @@ class _Replay:
         config: EngineConfig,
         targets: SloTargets,
         registry: Registry | None,
+        groups: RequestGroups,
         kv_use: KVUse | None,
     ) -> None:
         self._engine = engine
         self._clock = clock
         self._targets = targets
         self._kv_use = kv_use
-        self._traits = RequestTraits(ttft_slo_s=targets.ttft_s, tpot_slo_s=targets.tpot_s)
+        self._groups = groups
         facts = engine.facts
         self._factory = RequestFactory(engine.limits, facts.eos_token_ids, config.engine.seed, clock, registry)
         self._prompts = PromptMaker(facts.vocab_size)
         self._params: dict[int, SamplingParams] = {}
-        self._rejections: list[str] = []
+        self._rejections = Rejections()
         self.latencies = LatencyRecorder(targets)
         self._num_usable_blocks = sum(count - 1 for count in facts.num_blocks)
         self._occupancy = Occupancy(self._num_usable_blocks)
@@ -120,12 +124,13 @@ class _Replay:
                 self._add(requests[coming])
                 coming += 1
             self._step()
-            progress(self.latencies.num_ended + len(self._rejections))
+            progress(self.latencies.num_ended + self._rejections.num_total)
 
     def _step(self) -> None:
         engine, start_s = self._engine, self._clock.now()
         for output in engine.step():
-            self.latencies.take(output)
+            self._groups.take(output, self.latencies.take(output))
+        self._groups.end_step()
         duration_s = self._clock.now() - start_s
         self._occupancy.take(duration_s, engine.kv_usage(), engine.num_running, engine.num_waiting)
         if self._kv_use is not None:
@@ -135,16 +140,23 @@ class _Replay:
         count = timed.num_output_tokens
         if count not in self._params:
             self._params[count] = SamplingParams(max_tokens=count, ignore_eos=True)
-        request = self._factory.make(self._prompts.make(timed), self._params[count], self._traits)[0]
+        traits = traits_of(timed, self._targets)
+        request = self._factory.make(self._prompts.make(timed), self._params[count], traits)[0]
         request.arrival_time_s = timed.arrival_s
+        self._groups.add(request.request_id, timed)
         try:
             self._engine.add_request(request)
-        except RequestError as error:
-            self._rejections.append(f"{request.request_id}: {error}")
+        except (RequestError, OverloadedError) as error:
+            self._rejections.take(request.request_id, error)
+            self._groups.reject(request.request_id)
+            return
+        if timed.slo_factor != 1.0:
+            self.latencies.relax(request.request_id, timed.slo_factor)
 
     def result(self, requests: Sequence[TimedRequest], wall_s: float) -> dict[str, Any]:
         """All figures, as plain data."""
         figures = summarize(
             self._engine, requests, self.latencies, self._occupancy, self._targets, self._rejections, wall_s
         )
+        figures |= self._groups.summary()
         return figures if self._kv_use is None else {**figures, "kv_use": self._kv_use.summary()}

@@ -7,10 +7,14 @@ from dataclasses import asdict
 from typing import Any
 
 from tokenloom.engine import Engine
-from tokenloom.simulation.measurements import LatencyRecorder, Occupancy, SloTargets
+from tokenloom.simulation.measurements import LatencyRecorder, Occupancy, Rejections, SloTargets
+from tokenloom.simulation.request_groups import STRICT
 from tokenloom.simulation.timed_request import TimedRequest, mean_rate
 
-__all__ = ["meets_targets", "summarize"]
+__all__ = ["TARGETS", "missed_targets", "strict_latency", "summarize"]
+
+TARGETS = {"ttft_s": "TTFT", "tpot_s": "TPOT"}
+"""What there are targets for, by name in results."""
 
 
 def summarize(
@@ -19,7 +23,7 @@ def summarize(
     latencies: LatencyRecorder,
     occupancy: Occupancy,
     targets: SloTargets,
-    rejections: Sequence[str],
+    rejections: Rejections,
     wall_s: float,
 ) -> dict[str, Any]:
     """Sums a run up.
@@ -29,7 +33,7 @@ def summarize(
         requests: the workload.
         latencies, occupancy: what was measured.
         targets: of the goodput.
-        rejections: why requests were refused.
+        rejections: how many requests were refused, and why.
         wall_s: real seconds that the simulation took.
     """
     stats = engine.stats
@@ -39,8 +43,9 @@ def summarize(
         "num_requests": len(requests),
         "num_completed": latencies.num_completed,
         "num_failed": latencies.num_failed,
-        "num_rejected": len(rejections),
-        "first_rejection": rejections[0] if rejections else None,
+        "num_rejected": rejections.num_total,
+        "num_overloaded": rejections.num_overloaded,
+        "first_rejection": rejections.first,
         "offered_rps": mean_rate(requests),
         "completed_rps": _ratio(latencies.num_completed, duration_s),
         "output_tok_s": _ratio(stats.num_output_tokens, duration_s),
@@ -68,12 +73,26 @@ def summarize(
     }
 
 
-def meets_targets(result: Mapping[str, Any]) -> bool:
-    """Whether all requests completed and p99 of TTFT and TPOT are within the targets."""
-    slo, latency = result["slo"], result["latency"]
-    p99 = {name: latency[name]["p99"] for name in ("ttft_s", "tpot_s")}
-    is_complete = bool(result["num_completed"] == result["num_requests"])
-    return is_complete and all(value is None or value <= slo[name] for name, value in p99.items())
+def strict_latency(result: Mapping[str, Any]) -> Mapping[str, Any]:
+    """TTFT and TPOT of the requests that the targets of `slo` are for: all of them, unless some have longer ones."""
+    found: Mapping[str, Any] = result["by_targets"][STRICT] if "by_targets" in result else result["latency"]
+    return found
+
+
+def missed_targets(result: Mapping[str, Any]) -> list[str]:
+    """What a run missed, e.g. "TTFT 3.1 s": p99 beyond a target, of each sort of targets, or requests that did not end.
+
+    Empty where all requests completed and p99 of TTFT and TPOT is within the targets.
+    """
+    num_lost = result["num_requests"] - result["num_completed"]
+    missed = [f"{num_lost} of {result['num_requests']} requests not completed"] if num_lost else []
+    sorts = result.get("by_targets") or {STRICT: {**result["latency"], "slo": result["slo"]}}
+    for sort, figures in sorts.items():
+        for name, label in TARGETS.items():
+            p99 = figures[name]["p99"]
+            if p99 is not None and p99 > figures["slo"][name]:
+                missed.append(f"{'' if sort == STRICT else f'{sort} '}{label} {p99:.3g} s")
+    return missed
 
 
 def _ratio(part: float, whole: float) -> float:

@@ -19,6 +19,8 @@ class TimedRequest:
             may be cut by the prompt's end. Empty: it shares nothing.
         shared_block_tokens: length of one such block.
         token_ids: the prompt itself, where a workload has it.
+        tenant, priority: as in `Request`.
+        slo_factor: its targets are those of the workload times this.
     """
 
     arrival_s: float
@@ -27,6 +29,9 @@ class TimedRequest:
     shared_ids: tuple[int, ...] = ()
     shared_block_tokens: int = 512
     token_ids: tuple[int, ...] | None = None
+    tenant: str = ""
+    priority: int = 0
+    slo_factor: float = 1.0
 
 
 def mean_rate(requests: Sequence[TimedRequest]) -> float | None:

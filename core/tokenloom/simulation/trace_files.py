@@ -21,6 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tokenloom.bench.workload import read_workload
 from tokenloom.errors import ConfigError
+from tokenloom.settings_validation import located_fault
 from tokenloom.simulation.timed_request import TimedRequest
 
 __all__ = ["MOONCAKE_BLOCK_TOKENS", "BlockChain", "read_block_chains", "read_requests", "spread_buckets"]
@@ -164,6 +165,5 @@ def _parse(path: Path, number: int, text: str, kind: type[_Line]) -> _Line:
     try:
         return kind.model_validate_json(text)
     except ValidationError as error:
-        fault = error.errors(include_url=False)[0]
-        where = ".".join(map(str, fault["loc"]))
-        raise ConfigError(f"workload={path}: line {number}: {where + ': ' if where else ''}{fault['msg']}") from error
+        fault = located_fault(error.errors(include_url=False)[0], "the line")
+        raise ConfigError(f"workload={path}: line {number}: {fault}") from error

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import final
 
-from tokenloom.batch import StepPlan, StepResult
+from tokenloom.batch import StepPlan
 from tokenloom.clock import Clock
 from tokenloom.compose.validation import validate
 from tokenloom.engine_builder import wire_engine
 from tokenloom.engine_config import EngineConfig
 from tokenloom.errors import TokenloomError
-from tokenloom.interfaces.executor import Executor, ModelFacts, StepHandle
+from tokenloom.interfaces.executor import Executor, FinishedStep, ModelFacts, StepHandle
 from tokenloom.plugins import Registry, default_registry
 from tokenloom.request import FinishReason
 from tokenloom.simulation.trace_compare import Divergence, first_difference
@@ -62,7 +62,7 @@ class _Replay:
         self._executor = _ReplayExecutor(facts_from(trace.header["facts"]))
         tap = DecisionTap(self._sink)
         clock = _ReplayClock(trace.records())
-        self._engine = wire_engine(config, self._executor, clock, registry, tap=tap, on_close=lambda _: None)
+        self._engine = wire_engine(config, self._executor, clock, registry, taps=(tap,), on_close=lambda _: None)
 
     def run(self) -> TraceReplay:
         """Replays up to the end or the first divergence."""
@@ -142,22 +142,10 @@ class _ReplayExecutor(Executor):
     def launch(self, plan: StepPlan) -> StepHandle:
         if self.record is None:
             raise TokenloomError(f"step {plan.step_id} never landed")
-        return _Recorded(result_from(self.record))
+        return FinishedStep(result_from(self.record))
 
     def close(self) -> None:
         """Nothing is held."""
-
-
-@final
-class _Recorded(StepHandle):
-    def __init__(self, result: StepResult) -> None:
-        self._result = result
-
-    def is_done(self) -> bool:
-        return True
-
-    def result(self) -> StepResult:
-        return self._result
 
 
 @final

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from tokenloom.testing.suite import PluginSuite
 
 if TYPE_CHECKING:
+    from tokenloom.testing.admission_suite import AdmissionSuite
     from tokenloom.testing.attention_suite import AttentionSuite
     from tokenloom.testing.cache_suite import CacheSuite
     from tokenloom.testing.draft_policy_suite import DraftPolicySuite
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "SUITES",
+    "AdmissionSuite",
     "AttentionSuite",
     "CacheSuite",
     "DraftPolicySuite",
@@ -40,6 +42,7 @@ SUITES: Mapping[str, str] = {
     "attention": "tokenloom.testing.attention_suite:AttentionSuite",
     "scheduler": "tokenloom.testing.scheduler_suite:SchedulerSuite",
     "scheduler.victim": "tokenloom.testing.victim_suite:VictimSuite",
+    "scheduler.admission": "tokenloom.testing.admission_suite:AdmissionSuite",
     "cache": "tokenloom.testing.cache_suite:CacheSuite",
     "cache.eviction": "tokenloom.testing.eviction_suite:EvictionSuite",
     "spec_decode": "tokenloom.testing.spec_decode_suite:SpecDecodeSuite",

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Any
 
-from tokenloom.errors import ConfigError, PluginError, did_you_mean
+from tokenloom.errors import ConfigError, PluginError, TokenloomError, did_you_mean
 from tokenloom.interfaces.contract import CONTRACT_VERSIONS, PluginInfo
 from tokenloom.plugin_target import import_class
 from tokenloom.plugins import RegisteredPlugin, Registry
@@ -116,10 +116,9 @@ def check_plugins(
 
     checked: list[Checked] = []
     for plugin in plugins:
-        suite = _suite_of(plugin.info)
-        if plugin.refusal is not None:
-            failure = Failure("contract version", "The plugin was written for another contract.", plugin.refusal)
-            checked.append(Checked(plugin, SuiteOutcome(failures=(failure,))))
+        suite, fault = _suite_of(plugin.info), _fault(plugin, settings)
+        if fault is not None:
+            checked.append(Checked(plugin, SuiteOutcome(failures=(fault,))))
         elif suite is None:
             checked.append(Checked(plugin, note=f"no suite for kind {plugin.info.kind}"))
         else:
@@ -127,6 +126,17 @@ def check_plugins(
             test_class = type("TestPlugin", (suite,), attributes)
             checked.append(Checked(plugin, run_suite(test_class, plugin.label, progress)))
     return checked
+
+
+def _fault(plugin: RegisteredPlugin, settings: Mapping[str, Any]) -> Failure | None:
+    """Why there is nothing to test: every test would say the same."""
+    if plugin.refusal is not None:
+        return Failure("contract version", "The plugin was written for another contract.", plugin.refusal)
+    try:
+        build_choice(plugin.info, settings)
+    except TokenloomError as error:
+        return Failure("configuration", "The plugin's Config cannot be made, so that nothing was tested.", str(error))
+    return None
 
 
 def _suite_of(info: PluginInfo) -> type[PluginSuite] | None:

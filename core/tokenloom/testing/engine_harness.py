@@ -121,7 +121,10 @@ class EngineHarness:
         preempt_mode: Literal["recompute", "swap", "cheaper"] = "recompute",
         host_memory_bytes: int = 0,
         partial_preemption: bool = False,
+        max_queued: tuple[int | None, int | None] = (None, None),
     ) -> None:
+        """`max_queued`: most requests, and most of their prompt tokens, that wait for their start."""
+
         def build_cache(context: CacheContext) -> PrefixCache:
             return build_prefix_cache(cache, context) if isinstance(cache, str) else cache(context)
 
@@ -139,9 +142,8 @@ class EngineHarness:
         )
         self.kv = self._build_kv(block_size, build_cache, host_memory_bytes)
         usable = self.kv.num_usable_blocks
-        limits = SchedulerContext(
-            max_num_seqs, budget, max_model_len, block_size, usable, preempt_mode, partial_preemption
-        )
+        sizes = (max_num_seqs, budget, max_model_len, block_size, usable)
+        limits = SchedulerContext(*sizes, preempt_mode, partial_preemption, *max_queued)
         self.scheduler = scheduler(limits)
         self.num_closed = 0
         self.engine = Engine(

@@ -127,7 +127,7 @@ class ProcessorRig(PluginSuite):
                 processors=(self._choice(case.settings),),
             )
             plan = RowPlan(f"r{number}", 0, 1, tuple(drafts), (), True, draft_parents=tuple(parents), new=new)
-            state.update(plan)
+            state.update([plan])
             plans[plan.request_id] = plan
         num_rows = 1 + len(drafts)
         offsets = [0, *tree_depths(parents or range(-1, len(drafts) - 1))] * len(cases)

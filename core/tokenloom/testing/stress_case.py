@@ -4,6 +4,7 @@ its seed and its number, so that one can be run again alone.
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -39,13 +40,19 @@ class Combination:
 
     scheduler: str
     victim: str
+    admission: str
     cache: str
     eviction: str
 
     def __str__(self) -> str:
-        victim = f" scheduler.victim={self.victim}" if self.victim else ""
-        eviction = f" cache.eviction={self.eviction}" if self.eviction else ""
-        return f"scheduler={self.scheduler}{victim} cache={self.cache}{eviction}"
+        names = {
+            "scheduler": self.scheduler,
+            "scheduler.victim": self.victim,
+            "scheduler.admission": self.admission,
+            "cache": self.cache,
+            "cache.eviction": self.eviction,
+        }
+        return " ".join(f"{kind}={name}" for kind, name in names.items() if name)
 
 
 @final
@@ -121,45 +128,73 @@ def _changes(label: str, config: PluginConfig) -> dict[str, Any]:
 
 
 def all_combinations(registry: Registry | None = None) -> list[Combination]:
-    """Every registered scheduler with each victim policy, times every cache with each eviction policy."""
+    """Every registered scheduler with each victim and admission policy, times every cache with each eviction policy."""
     plugins = default_registry() if registry is None else registry
 
-    def parts(kind: str, sub_kind: str) -> list[tuple[str, str]]:
-        return [
-            (name, part)
-            for name in plugins.names(kind)
-            for part in (plugins.names(sub_kind) if sub_kind in plugins.get(kind, name).info.sub_kinds else ("",))
-        ]
+    def parts(kind: str, *sub_kinds: str) -> list[tuple[str, ...]]:
+        found: list[tuple[str, ...]] = []
+        for name in plugins.names(kind):
+            has = plugins.get(kind, name).info.sub_kinds
+            choices = [plugins.names(sub_kind) if sub_kind in has else ("",) for sub_kind in sub_kinds]
+            found += [(name, *chosen) for chosen in itertools.product(*choices)]
+        return found
 
-    schedulers, caches = parts("scheduler", "scheduler.victim"), parts("cache", "cache.eviction")
+    schedulers = parts("scheduler", "scheduler.victim", "scheduler.admission")
+    caches = parts("cache", "cache.eviction")
     return sorted(Combination(*scheduler, *cache) for scheduler in schedulers for cache in caches)
 
 
 @cache
-def _settings(kind: str, name: str, sub_kind: str, part: str, variant: int) -> Sequence[PluginConfig]:
-    """The plugin's defaults and variations of its settings, with variant number `variant` (or fewer) of its part."""
+def _turn(seed: int, turn: int) -> Sequence[Combination]:
+    """All combinations in random order, such that the first ones already have all but the admission policies."""
+    rng = random.Random(f"{seed} {turn}")
+    rounds: list[list[Combination]] = []
+    for _, group in itertools.groupby(sorted(all_combinations(), key=_but_admission), _but_admission):
+        alike = list(group)
+        rng.shuffle(alike)
+        rounds += [[] for _ in range(len(alike) - len(rounds))]
+        for place, combination in enumerate(alike):
+            rounds[place].append(combination)
+    for combinations in rounds:
+        rng.shuffle(combinations)
+    return list(itertools.chain(*rounds))
+
+
+def _but_admission(combination: Combination) -> tuple[str, ...]:
+    return (combination.scheduler, combination.victim, combination.cache, combination.eviction)
+
+
+@cache
+def _settings(
+    kind: str, name: str, parts: tuple[tuple[str, str], ...] = (), variant: int = 0
+) -> Sequence[PluginConfig]:
+    """The plugin's defaults and variations of its settings, with variant number `variant` (or fewer) of its parts."""
     given: dict[str, Any] = {}
-    if part:
-        parts = _settings(sub_kind, part, "", "", 0)
-        config = parts[variant % len(parts)]
-        given[sub_kind.rpartition(".")[2]] = PluginChoice(sub_kind, part, config)
+    for sub_kind, part in parts:
+        if part:
+            configs = _settings(sub_kind, part)
+            config = configs[variant % len(configs)]
+            given[sub_kind.rpartition(".")[2]] = PluginChoice(sub_kind, part, config)
     info = default_registry().get(kind, name).info
     return (build_choice(info, given).config, *varied_settings(info, given))
 
 
 def draw_case(seed: int, number: int) -> StressCase:
     """Case `number` of a run. Any so many in a row as there are combinations have each of them once."""
-    combinations = all_combinations()
-    turn = list(combinations)
-    random.Random(f"{seed} {number // len(turn)}").shuffle(turn)
-    chosen, rng = turn[number % len(turn)], random.Random(f"{seed}/{number}")
+    turn, place = divmod(number, len(all_combinations()))
+    chosen, rng = _turn(seed, turn)[place], random.Random(f"{seed}/{number}")
     block_size, max_model_len = rng.choice([1, 2, 4, 8]), rng.choice([24, 40, 64])
     groups = _LAYOUTS[rng.choice(["full", "full", "full", *_LAYOUTS])]
     # Mostly too few for those that may run at once; now and then less than one longest sequence, or room for all.
     num_blocks = max(2, int(rng.choice([0.6, 1.0, 1.3, 1.8, 4.0]) * max_model_len / block_size)) + rng.randrange(1, 4)
     pool_ids = [group.pool_id for group in groups]
     mode = cast(Literal["recompute", "swap", "cheaper"], rng.choice(["recompute", "swap", "swap", "cheaper"]))
-    limits = {"max_num_seqs": rng.choice([1, 3, 6, 12]), "max_num_batched_tokens": rng.choice([2, 8, 20, 64])}
+    limits = {
+        "max_num_seqs": rng.choice([1, 3, 6, 12]),
+        "max_num_batched_tokens": rng.choice([2, 8, 20, 64]),
+        "max_queued_requests": rng.choice([*[None] * 8, 2, 4]),
+        "max_queued_tokens": rng.choice([*[None] * 8, 60]),
+    }
     if "whole_prompts" in default_registry().get("scheduler", chosen.scheduler).info.capabilities.flags:
         limits["max_num_batched_tokens"] = max_model_len
     vocab_size = rng.choice([5, 50_000])
@@ -183,8 +218,9 @@ def draw_case(seed: int, number: int) -> StressCase:
     )
 
 
-def _draw_scheduler(rng: random.Random, chosen: Combination, limits: Mapping[str, int]) -> SchedulerConfig:
-    configs = _settings("scheduler", chosen.scheduler, "scheduler.victim", chosen.victim, rng.randrange(100))
+def _draw_scheduler(rng: random.Random, chosen: Combination, limits: Mapping[str, int | None]) -> SchedulerConfig:
+    parts = (("scheduler.victim", chosen.victim), ("scheduler.admission", chosen.admission))
+    configs = _settings("scheduler", chosen.scheduler, parts, rng.randrange(100))
     config = configs[0] if rng.random() < 0.4 else rng.choice(configs)
     changes: dict[str, Any] = dict(limits)
     # Long waits within the length of a case, so that the bounds that they set can be missed.
@@ -195,7 +231,7 @@ def _draw_scheduler(rng: random.Random, chosen: Combination, limits: Mapping[str
 
 
 def _draw_cache(rng: random.Random, chosen: Combination) -> CacheConfig:
-    configs = _settings("cache", chosen.cache, "cache.eviction", chosen.eviction, rng.randrange(100))
+    configs = _settings("cache", chosen.cache, (("cache.eviction", chosen.eviction),), rng.randrange(100))
     return cast(CacheConfig, rng.choice(configs))
 
 

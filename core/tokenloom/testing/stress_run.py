@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import final
 
-from tokenloom.errors import RequestError
+from tokenloom.errors import OverloadedError, RequestError
 from tokenloom.interfaces.contract import PluginConfig
 from tokenloom.request import FinishReason, Request
 from tokenloom.testing.engine_harness import ChosenDrafts, EngineHarness, oracle_drafts
@@ -18,8 +18,8 @@ _IN_LINE = frozenset({"fcfs", "slo_adaptive", "static_batch"})
 """Schedulers that state order of arrival."""
 _AGEING = frozenset({"sjf", "deadline", "prefix_affinity"})
 """Schedulers that state order of arrival for those that waited longer than `max_wait_s`."""
-_SPARES_OLDER = frozenset({"priority", "deadline", "last_in"})
-"""Schedulers that offer only requests behind the one in need as victims, and the victim policy that names the last."""
+_DISPLACING = frozenset({"priority"})
+"""Schedulers that preempt not only for want of memory."""
 _MOST_LEVELS = 2
 """Between the most and the least urgent priority of the traffic."""
 
@@ -33,6 +33,7 @@ class StressCounts:
     num_steps: int = 0
     num_requests: int = 0
     num_refused: int = 0
+    num_overloads: int = 0
     num_aborted: int = 0
     num_preemptions: int = 0
     num_swaps: int = 0
@@ -81,6 +82,7 @@ class _Run:
         self._live: dict[str, Request] = {}
         self._early: set[str] = set()
         self._num_refused = 0
+        self._num_overloads = 0
         self._worst_wait = 0.0
 
     def play(self) -> None:
@@ -104,20 +106,34 @@ class _Run:
             if asked.step != step:
                 continue
             request = replace(self._harness.request(name, asked.prompt, asked.max_tokens), **asked.fields)
-            limits = self._harness.engine.limits
-            reserved = self._harness.kv.reserved_blocks(request) * self._case.block_size
-            is_feasible = (
-                max(request.num_prompt_tokens, reserved) <= limits.max_kv_tokens
-                and request.num_prompt_tokens < limits.max_model_len
-            )
+            is_feasible, has_room = self._is_feasible(request), self._has_room(request)
             try:
                 self._harness.add(request)
             except RequestError:
-                assert not is_feasible, f"{name} was refused, though it fits {limits}"
+                assert not is_feasible, f"{name} was refused, though it fits {self._harness.engine.limits}"
                 self._num_refused += 1
                 continue
-            assert is_feasible, f"{name} was accepted, though it cannot run within {limits}"
+            except OverloadedError:
+                assert not has_room, f"{name} was refused, though there is room in the queue"
+                self._num_overloads += 1
+                continue
+            assert is_feasible, f"{name} was accepted, though it cannot run within {self._harness.engine.limits}"
+            assert has_room, f"{name} was accepted, though the queue is full"
             self._live[name] = request
+
+    def _is_feasible(self, request: Request) -> bool:
+        limits, count = self._harness.engine.limits, request.num_prompt_tokens
+        reserved = self._harness.kv.reserved_blocks(request) * self._case.block_size
+        return max(count, reserved) <= limits.max_kv_tokens and count < limits.max_model_len
+
+    def _has_room(self, request: Request) -> bool:
+        settings = self._case.scheduler
+        new = [request, *(other for other in self._live.values() if other.first_scheduled_time_s is None)]
+        num_tokens = sum(other.num_prompt_tokens for other in new)
+        num_queued = len(new) - max(0, settings.max_num_seqs - self._harness.engine.num_running)
+        has_places = settings.max_queued_requests is None or num_queued <= settings.max_queued_requests
+        has_tokens = settings.max_queued_tokens is None or num_tokens <= settings.max_queued_tokens
+        return num_queued <= 0 or (has_places and has_tokens)
 
     def _intervene(self, step: int) -> None:
         engine = self._harness.engine
@@ -162,6 +178,9 @@ class _Run:
         harness.check_idle()
         assert harness.kv.host.used_bytes == 0, f"{harness.kv.host.used_bytes} bytes of host memory leaked"
         harness.check_truth(but=self._early)
+        if self._case.combination.admission == "reserve_all" and self._case.combination.scheduler not in _DISPLACING:
+            num_preempted = harness.engine.stats.num_preemptions
+            assert num_preempted == 0, f"{num_preempted} preemptions, though memory was reserved for everybody"
         for name in sorted(self._early):
             truth, tokens = harness.model.verdict(harness.requests[name]).token_ids, harness.tokens.get(name, [])
             assert tokens == truth[: len(tokens)], f"{name}: other tokens than alone, before it was ended"
@@ -174,6 +193,7 @@ class _Run:
             num_steps=stats.num_steps,
             num_requests=len(self._coming),
             num_refused=self._num_refused,
+            num_overloads=self._num_overloads,
             num_aborted=len(self._early),
             num_preemptions=stats.num_preemptions,
             num_swaps=stats.num_swaps,
@@ -205,6 +225,7 @@ def _build(case: StressCase) -> EngineHarness:
         preempt_mode=case.preempt_mode,
         host_memory_bytes=case.host_memory_bytes,
         partial_preemption=case.partial_preemption,
+        max_queued=(case.scheduler.max_queued_requests, case.scheduler.max_queued_tokens),
     )
 
 
@@ -212,12 +233,10 @@ def _wait_bounds(case: StressCase, coming: Mapping[str, StressRequest]) -> dict[
     """By request, how many steps it may take; empty where the scheduler states no bound.
 
     A policy states who may be served before a request. Were all of them served one after the other, a token a step,
-    it would still end by then. Where the victim policy may name the oldest request, which then starts anew, twice that.
+    it would still end by then.
     """
-    scheduler, victim = case.combination.scheduler, case.combination.victim
-    factor = 1 if scheduler in _SPARES_OLDER or victim in _SPARES_OLDER else 2
     bounds = {name: _wait_bound(case, coming, asked) for name, asked in coming.items()}
-    return {name: factor * bound for name, bound in bounds.items() if bound is not None}
+    return {name: bound for name, bound in bounds.items() if bound is not None}
 
 
 def _wait_bound(case: StressCase, coming: Mapping[str, StressRequest], asked: StressRequest) -> int | None:

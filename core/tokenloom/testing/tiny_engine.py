@@ -8,7 +8,7 @@ from typing import final
 
 import torch
 
-from tokenloom.batch import StepPlan, StepResult, TokenLogprobs
+from tokenloom.batch import StepPlan, TokenLogprobs
 from tokenloom.batch_state import BatchState
 from tokenloom.clock import Clock, VirtualClock
 from tokenloom.engine import Engine
@@ -17,7 +17,7 @@ from tokenloom.engine_parts import EngineParts
 from tokenloom.executors.kv_memory import allocate_kv, kv_groups
 from tokenloom.interfaces.attention import AttentionBackend, AttentionContext
 from tokenloom.interfaces.cache import CacheContext, PrefixCache
-from tokenloom.interfaces.executor import Executor, ModelFacts, StepHandle
+from tokenloom.interfaces.executor import Executor, FinishedStep, ModelFacts, StepHandle
 from tokenloom.interfaces.logits import LogitsConstraint
 from tokenloom.interfaces.scheduler import SchedulerContext
 from tokenloom.interfaces.spec_decode import Drafter, DrafterContext, DraftPolicy, TensorFunction, Verifier
@@ -207,22 +207,10 @@ class _TinyExecutor(Executor):
 
     def launch(self, plan: StepPlan) -> StepHandle:
         self.plans.append(plan)
-        return _Finished(self._runner.execute(plan))
+        return FinishedStep(self._runner.execute(plan))
 
     def close(self) -> None:
         """Holds nothing that must be given back."""
-
-
-@final
-class _Finished(StepHandle):
-    def __init__(self, result: StepResult) -> None:
-        self._result = result
-
-    def is_done(self) -> bool:
-        return True
-
-    def result(self) -> StepResult:
-        return self._result
 
 
 @final

@@ -55,7 +55,9 @@ def varied_settings(
 def _completed(info: PluginInfo, given: Mapping[str, Any]) -> Mapping[str, Any]:
     fields = load_target(info).model_fields
     missing = {name: _values(field.annotation) for name, field in fields.items() if field.is_required()}
-    missing = {name: values for name, values in missing.items() if name not in given}
+    # Nested plugins are at their defaults then.
+    parts = {sub_kind.rpartition(".")[2] for sub_kind in info.sub_kinds}
+    missing = {name: values for name, values in missing.items() if name not in given and name not in parts}
     for values in itertools.product(*missing.values()):
         settings = {**given, **dict(zip(missing, values, strict=True))}
         try:

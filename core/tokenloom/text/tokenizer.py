@@ -76,11 +76,6 @@ class Tokenizer:
         self.special_token_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         self._bytes_of: dict[int, bytes] = {}
 
-    @property
-    def has_chat_template(self) -> bool:
-        """Whether the checkpoint brings a chat template."""
-        return self.chat_template is not None
-
     @cached_property
     def guard(self) -> SpecialGuard:
         """Encodes text whose control strings are not control tokens."""

@@ -11,6 +11,7 @@ from typing import Any, final
 
 from tokenloom.batch import Preemption, SchedulePlan, StepPlan, StepResult
 from tokenloom.clock import Clock
+from tokenloom.engine_tap import EngineTap
 from tokenloom.interfaces.executor import Executor, ModelFacts, StepHandle
 from tokenloom.interfaces.scheduler import Ledger, Scheduler, SchedulerView
 from tokenloom.interfaces.scheduler_events import RequestArrived, RequestFinished, SchedulerEvent, StepLanded
@@ -36,7 +37,7 @@ class DecisionSink(ABC):
 
 
 @final
-class DecisionTap:
+class DecisionTap(EngineTap):
     """Puts the leaves in place. Each record holds, as `clock`, the engine's readings of the clock since the last one:
     pairs of a time and how often it was read in a row.
     """
@@ -48,15 +49,12 @@ class DecisionTap:
         self._is_landing = False
 
     def clock(self, inner: Clock) -> Clock:
-        """A clock that the engine reads in place of `inner`."""
         return _TappedClock(inner, self._readings)
 
     def scheduler(self, inner: Scheduler) -> Scheduler:
-        """A scheduler that the engine asks in place of `inner`."""
         return _TappedScheduler(inner, self)
 
     def executor(self, inner: Executor) -> Executor:
-        """An executor that the engine runs in place of `inner`."""
         return _TappedExecutor(inner, self)
 
     def hear_schedule(self, plan: SchedulePlan) -> None:

@@ -9,21 +9,13 @@ Source: Kwon et al., "Efficient Memory Management for Large Language Model Servi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from typing import Literal, final
 
 from pydantic import Field
 
-from tokenloom.interfaces.cache import (
-    BlockKey,
-    CacheConfig,
-    CacheContext,
-    EvictionPolicy,
-    PrefixCache,
-    Reservation,
-)
+from tokenloom.interfaces.cache import CacheConfig, CacheContext, PrefixCache, Reservation
 from tokenloom.request import RequestView
-from tokenloom_cache.nothing_to_evict import NothingToEvict
+from tokenloom_cache.empty_index import EmptyIndex
 
 __all__ = ["ContiguousCache", "ContiguousConfig"]
 
@@ -42,47 +34,22 @@ class ContiguousConfig(CacheConfig):
 
 
 @final
-class ContiguousCache(PrefixCache):
+class ContiguousCache(EmptyIndex):
     """Indexes nothing, and reserves everything."""
 
     def __init__(
         self, context: CacheContext, reserve: Literal["max_model_len", "max_tokens"] = "max_model_len"
     ) -> None:
+        super().__init__()
         self._block_size = context.block_size
         self._max_model_len = context.max_model_len
         self._reserves_all = reserve == "max_model_len"
-        self._policy = NothingToEvict()
-
-    @property
-    def stores_prefixes(self) -> bool:
-        return False
 
     @property
     def reserves_runs(self) -> bool:
         return True
 
-    def match(self, keys: Sequence[BlockKey], window_blocks: int | None = None) -> list[int]:
-        return []
-
-    def insert(self, keys: Sequence[BlockKey], index: int, block_id: int) -> bool:
-        return False
-
-    def remove(self, block_id: int) -> Iterable[int]:
-        raise AssertionError(f"block {block_id} was never indexed")
-
-    def is_evictable(self, block_id: int) -> bool:
-        return False
-
-    def __contains__(self, block_id: object) -> bool:
-        return False
-
-    def __len__(self) -> int:
-        return 0
-
     def reservation(self, request: RequestView) -> Reservation:
         # The last token's KV is never stored.
         longest = self._max_model_len if self._reserves_all else max(1, request.max_total_tokens - 1)
         return Reservation(-(-longest // self._block_size), contiguous=True)
-
-    def eviction_policy(self) -> EvictionPolicy:
-        return self._policy

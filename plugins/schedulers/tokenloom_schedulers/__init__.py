@@ -1,4 +1,4 @@
-"""Built-in schedulers: who gets how many tokens in a step; and victims: who gives memory back."""
+"""Built-in schedulers: who gets how many tokens in a step; who gives memory back, and for whom it will last."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["tokenloom_plugins"]
 @hookimpl
 def tokenloom_plugins() -> list[PluginInfo]:
     """Declares the plugins of this package; the modules behind them load when chosen."""
-    return [*_SCHEDULERS, *_VICTIMS]
+    return [*_SCHEDULERS, *_VICTIMS, *_ADMISSIONS]
 
 
 _SCHEDULERS = (
@@ -19,66 +19,66 @@ _SCHEDULERS = (
         kind="scheduler",
         name="fcfs",
         config="tokenloom_schedulers.fcfs:FcfsConfig",
-        contract=(1, 1),
+        contract=(1, 2),
         summary="First come, first served: continuous batching with chunked prefill and recompute preemption.",
-        sub_kinds={"scheduler.victim": "last_in"},
+        sub_kinds={"scheduler.victim": "last_in", "scheduler.admission": "optimistic"},
     ),
     PluginInfo(
         kind="scheduler",
         name="priority",
         config="tokenloom_schedulers.priority:PriorityConfig",
-        contract=(1, 1),
+        contract=(1, 2),
         summary="Urgent requests first, with ageing; they take the places of less urgent ones that run.",
-        sub_kinds={"scheduler.victim": "lowest_priority"},
+        sub_kinds={"scheduler.victim": "lowest_priority", "scheduler.admission": "optimistic"},
     ),
     PluginInfo(
         kind="scheduler",
         name="sjf",
         config="tokenloom_schedulers.sjf:SjfConfig",
-        contract=(1, 1),
+        contract=(1, 2),
         summary="Least predicted work first, with ageing by response ratio.",
-        sub_kinds={"scheduler.victim": "last_in"},
+        sub_kinds={"scheduler.victim": "last_in", "scheduler.admission": "optimistic"},
     ),
     PluginInfo(
         kind="scheduler",
         name="fair_share",
         config="tokenloom_schedulers.fair_share:FairShareConfig",
-        contract=(1, 1),
+        contract=(1, 2),
         summary="Equal service for tenants, by virtual token counters and weights.",
-        sub_kinds={"scheduler.victim": "last_in"},
+        sub_kinds={"scheduler.victim": "last_in", "scheduler.admission": "optimistic"},
     ),
     PluginInfo(
         kind="scheduler",
         name="deadline",
         config="tokenloom_schedulers.deadline:DeadlineConfig",
-        contract=(1, 1),
+        contract=(1, 2),
         summary="Least slack first, from targets for TTFT and TPOT; hopeless requests last.",
-        sub_kinds={"scheduler.victim": "last_in"},
+        sub_kinds={"scheduler.victim": "last_in", "scheduler.admission": "optimistic"},
     ),
     PluginInfo(
         kind="scheduler",
         name="prefix_affinity",
         config="tokenloom_schedulers.prefix_affinity:PrefixAffinityConfig",
-        contract=(1, 1),
+        contract=(1, 2),
         summary="Longest cached prefix first, with bounded overtaking.",
-        sub_kinds={"scheduler.victim": "last_in"},
+        sub_kinds={"scheduler.victim": "last_in", "scheduler.admission": "optimistic"},
     ),
     PluginInfo(
         kind="scheduler",
         name="slo_adaptive",
         config="tokenloom_schedulers.slo_adaptive:SloAdaptiveConfig",
-        contract=(1, 1),
+        contract=(1, 2),
         summary="First come, first served, with budgets that keep p99 of the step time under a target.",
         capabilities=Capabilities(flags=frozenset({"spare_budget"})),
-        sub_kinds={"scheduler.victim": "last_in"},
+        sub_kinds={"scheduler.victim": "last_in", "scheduler.admission": "optimistic"},
     ),
     PluginInfo(
         kind="scheduler",
         name="static_batch",
         config="tokenloom_schedulers.static_batch:StaticBatchConfig",
-        contract=(1, 1),
+        contract=(1, 2),
         summary="The classical baseline: nobody joins a batch until all of it have ended.",
-        sub_kinds={"scheduler.victim": "last_in"},
+        sub_kinds={"scheduler.victim": "last_in", "scheduler.admission": "optimistic"},
     ),
 )
 
@@ -110,5 +110,29 @@ _VICTIMS = (
         config="tokenloom_schedulers.most_blocks:MostBlocksConfig",
         contract=(1, 0),
         summary="Preempts the request with the most KV blocks.",
+    ),
+)
+
+_ADMISSIONS = (
+    PluginInfo(
+        kind="scheduler.admission",
+        name="optimistic",
+        config="tokenloom_schedulers.optimistic:OptimisticConfig",
+        contract=(1, 0),
+        summary="Admits whoever fits now; preemption helps where memory runs out.",
+    ),
+    PluginInfo(
+        kind="scheduler.admission",
+        name="reserve_all",
+        config="tokenloom_schedulers.reserve_all:ReserveAllConfig",
+        contract=(1, 0),
+        summary="Admits who fits even if all requests grow to their caps, so that nobody is preempted.",
+    ),
+    PluginInfo(
+        kind="scheduler.admission",
+        name="peak_memory",
+        config="tokenloom_schedulers.peak_memory:PeakMemoryConfig",
+        contract=(1, 0),
+        summary="Admits who fits at the predicted peak of memory, as requests grow and end.",
     ),
 )

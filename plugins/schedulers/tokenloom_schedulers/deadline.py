@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from heapq import heapify, heappop
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, final
 
+import numpy as np
+import numpy.typing as npt
 from pydantic import Field
 
 from tokenloom.interfaces.contract import PluginChoice
 from tokenloom.interfaces.scheduler import Ledger, Scheduler, SchedulerContext, SchedulerView
-from tokenloom.interfaces.scheduler_events import RequestArrived, RequestFinished, SchedulerEvent, StepLanded
+from tokenloom.interfaces.scheduler_events import SchedulerEvent, StepLanded
 from tokenloom.interfaces.scheduling_policy import SchedulingPolicy, StepLimits, VictimPolicy
 from tokenloom.request import RequestView
 from tokenloom.scheduling import PolicyScheduler
+from tokenloom_schedulers.lazy_order import least_first
 from tokenloom_schedulers.prefill_settings import PrefillSettings
 from tokenloom_schedulers.step_time import StepTime
+from tokenloom_schedulers.waiting_table import WaitingTable, is_waiting
 
 __all__ = ["DeadlineConfig", "DeadlinePolicy"]
 
@@ -37,7 +40,7 @@ class DeadlineConfig(PrefillSettings):
     victim: PluginChoice = Field(description="Whom to preempt when KV blocks run out, of those that come later.")
 
     def build(self, context: SchedulerContext) -> Scheduler:
-        return PolicyScheduler(DeadlinePolicy(self, self.victim.build(context)))
+        return PolicyScheduler(DeadlinePolicy(self, self.victim.build(context)), self.admission.build(context))
 
 
 @final
@@ -58,26 +61,25 @@ class DeadlinePolicy(SchedulingPolicy):
         self._config = config
         self._victims = victims
         self._step_time = StepTime()
-        self._arrived: dict[str, tuple[float, int]] = {}
-        """request_id -> (when its first token is due, its tokens), to save looking them up in every step."""
+        self._waiting = WaitingTable(3, self._numbers)
 
     def order(self, requests: Sequence[RequestView], view: SchedulerView) -> Iterable[RequestView]:
-        rank = self._rank(view)
-        classes: list[list[tuple[float, int, RequestView]]] = [[], [], []]
-        for index, request in enumerate(requests):
-            place, value = rank(request)
-            classes[place].append((value, index, request))
-        yield from (request for _, _, request in sorted(classes[_OVERDUE]))
-        in_time = classes[_IN_TIME]
-        heapify(in_time)
-        while in_time:
-            yield heappop(in_time)[2]
-        yield from (request for _, _, request in sorted(classes[_HOPELESS]))
+        return (requests[index] for index in self._least_slack_first(self._columns(requests), view))
 
-    def sequence(self, view: SchedulerView, ledger: Ledger) -> Iterable[RequestView]:
-        yield from self.order([request for request in view.running if _num_left(request) <= 1], view)
-        prompts = [request for request in view.running if _num_left(request) > 1]
-        yield from self.order((*prompts, *view.waiting), view)
+    def sequence(self, view: SchedulerView, ledger: Ledger) -> Iterator[RequestView]:
+        running, numbers = view.running, self._columns(view.running)
+        is_prompt = numbers[2] > 1
+        for index in self._least_slack_first(numbers, view, ~is_prompt):
+            yield running[index]
+        prompts = np.flatnonzero(is_prompt)
+        if not len(prompts) and not view.waiting:
+            return
+        rows = self._waiting.rows(view.waiting, view)
+        for index in self._least_slack_first(np.concatenate([numbers[:, prompts], rows.columns], axis=1), view):
+            if index < len(prompts):
+                yield running[prompts[index]]
+            elif is_waiting(request := rows.entries[index - len(prompts)][2]):
+                yield request
 
     def step_limits(self, view: SchedulerView) -> StepLimits:
         return self._limits
@@ -85,51 +87,63 @@ class DeadlinePolicy(SchedulingPolicy):
     def select_victim(
         self, request: RequestView, candidates: Sequence[RequestView], view: SchedulerView
     ) -> RequestView | None:
-        rank_of = self._rank(view)
-        ranks = [(rank_of(other), index) for index, other in enumerate(candidates)]
+        places, values = (part.tolist() for part in self._ranks(self._columns(candidates), view))
+        ranks = list(zip(places, values, range(len(candidates)), strict=True))
         own = ranks[candidates.index(request)]
         # By the order in which they are served, or two requests could take each other's memory for ever.
         later = [(rank, other) for rank, other in zip(ranks, candidates, strict=True) if rank > own]
-        hopeless = [other for (rank, _), other in later if rank[0] == _HOPELESS]
+        hopeless = [other for rank, other in later if rank[0] == _HOPELESS]
         return self._victims.select(request, hopeless or [other for _, other in later], view) if later else request
 
     def observe(self, event: SchedulerEvent) -> None:
-        if isinstance(event, RequestArrived):
-            self._arrived[event.request.request_id] = (self._due_s(event.request), event.request.num_tokens)
-        elif isinstance(event, RequestFinished):
-            self._arrived.pop(event.request.request_id, None)
-        elif isinstance(event, StepLanded):
+        if isinstance(event, StepLanded):
             self._step_time.observe(event.num_tokens, event.duration_s)
+        self._waiting.observe(event)
 
-    def _rank(self, view: SchedulerView) -> Callable[[RequestView], tuple[int, float]]:
-        """The order of requests in this step: (class, place within it). A closure, since it is asked 10,000 times."""
-        now_s, overdue_s, budget = view.now_s, view.now_s - self._config.max_wait_s, view.limits.max_num_batched_tokens
-        fixed_s, per_token_s = self._step_time.fixed_s, self._step_time.per_token_s
-        arrived = self._arrived
+    def _least_slack_first(
+        self, numbers: _Numbers, view: SchedulerView, among: npt.NDArray[np.bool_] | None = None
+    ) -> Iterator[int]:
+        """Indices of requests (of those `among` which) in the order in which they are served; each has a column."""
+        places, values = self._ranks(numbers, view)
+        for place in (_OVERDUE, _IN_TIME, _HOPELESS):
+            is_here = places == place
+            yield from least_first(values, is_here if among is None else is_here & among)
 
-        def rank(request: RequestView) -> tuple[int, float]:
-            arrived_s = request.arrival_time_s
-            if arrived_s <= overdue_s:
-                return (_OVERDUE, arrived_s)
-            is_untouched = request.num_computed_tokens == 0 and request.first_token_time_s is None
-            known = arrived.get(request.request_id) if is_untouched else None
-            due_s, num_left = known or (self._due_s(request), _num_left(request))
-            # The time left if this request got all of every step.
-            slack_s = due_s - now_s - num_left * per_token_s - -(-num_left // budget) * fixed_s
-            return (_HOPELESS, arrived_s) if slack_s < 0.0 else (_IN_TIME, slack_s)
+    def _ranks(self, numbers: _Numbers, view: SchedulerView) -> tuple[_Numbers, _Numbers]:
+        """Of each request its class, and its place within that, less is sooner."""
+        arrived_s, due_s, num_left = numbers
+        num_steps = -(-num_left // view.limits.max_num_batched_tokens)
+        # The time left if a request got all of every step.
+        slack_s = due_s - view.now_s - num_left * self._step_time.per_token_s - num_steps * self._step_time.fixed_s
+        place = np.where(slack_s < 0.0, _HOPELESS, _IN_TIME)
+        place = np.where(arrived_s <= view.now_s - self._config.max_wait_s, _OVERDUE, place)
+        return place, np.where(place == _IN_TIME, slack_s, arrived_s)
 
-        return rank
+    def _columns(self, requests: Sequence[RequestView]) -> _Numbers:
+        """The numbers of requests, a column for each."""
+        arrived_s = [request.arrival_time_s for request in requests]
+        due_s = [self._due_s(request) for request in requests]
+        return np.array([arrived_s, due_s, [_num_left(request) for request in requests]], np.float64)
+
+    def _numbers(self, request: RequestView) -> tuple[float, float, int]:
+        """What the rank of a request depends on: when it arrived, when its next token is due, what is left to compute.
+
+        While it waits, none of them changes.
+        """
+        return request.arrival_time_s, self._due_s(request), _num_left(request)
 
     def _due_s(self, request: RequestView) -> float:
         """When the next token is due."""
-        if request.first_token_time_s is None:
-            ttft_s = self._config.default_ttft_slo_s if request.ttft_slo_s is None else request.ttft_slo_s
-            return request.arrival_time_s + ttft_s
-        tpot_s = self._config.default_tpot_slo_s if request.tpot_slo_s is None else request.tpot_slo_s
-        return request.first_token_time_s + request.num_output_tokens * tpot_s
+        first_s = request.first_token_time_s
+        if first_s is None:
+            ttft_s = request.ttft_slo_s
+            return request.arrival_time_s + (self._config.default_ttft_slo_s if ttft_s is None else ttft_s)
+        tpot_s = request.tpot_slo_s
+        return first_s + request.num_output_tokens * (self._config.default_tpot_slo_s if tpot_s is None else tpot_s)
 
 
 _OVERDUE, _IN_TIME, _HOPELESS = range(3)
+_Numbers = npt.NDArray[np.float64]
 
 
 def _num_left(request: RequestView) -> int:

@@ -38,7 +38,7 @@ class FairShareConfig(PrefillSettings):
     victim: PluginChoice = Field(description="Whom to preempt when KV blocks run out.")
 
     def build(self, context: SchedulerContext) -> Scheduler:
-        return PolicyScheduler(FairSharePolicy(self, self.victim.build(context)))
+        return PolicyScheduler(FairSharePolicy(self, self.victim.build(context)), self.admission.build(context))
 
 
 @final

@@ -23,7 +23,7 @@ class FcfsConfig(PrefillSettings):
     victim: PluginChoice = Field(description="Whom to preempt when KV blocks run out.")
 
     def build(self, context: SchedulerContext) -> Scheduler:
-        return PolicyScheduler(FcfsPolicy(self, self.victim.build(context)))
+        return PolicyScheduler(FcfsPolicy(self, self.victim.build(context)), self.admission.build(context))
 
 
 @final

@@ -24,8 +24,7 @@ class LeastRecompute(VictimPolicy):
     """Chooses the candidate with the fewest computed tokens that it did not find in the prefix cache.
 
     What it found when it was first admitted is likely to be there again, since others share it; its own blocks are
-    what the pool needs. Whoever has computed most is never chosen for another, so the requests cannot take turns for
-    ever.
+    what the pool needs.
     """
 
     def select(

@@ -24,8 +24,7 @@ class MostBlocks(VictimPolicy):
     """Chooses the candidate with the most KV blocks; of equal ones, the one that was admitted last.
 
     A view does not tell how many blocks a request holds. They are taken to be those of its computed tokens, which
-    counts shared blocks as its own, and those that left an attention window as held. The request that was admitted
-    first is spared unless it is alone: if the largest always went, two long prompts could take turns for ever.
+    counts shared blocks as its own, and those that left an attention window as held.
     """
 
     def __init__(self, block_size: int) -> None:
@@ -34,8 +33,7 @@ class MostBlocks(VictimPolicy):
     def select(
         self, request: RequestView, candidates: Sequence[RequestView], view: SchedulerView
     ) -> RequestView | None:
-        later = candidates[1:] or candidates
-        return max(reversed(later), key=self._num_blocks, default=None)
+        return max(reversed(candidates), key=self._num_blocks, default=None)
 
     def _num_blocks(self, request: RequestView) -> int:
         return -(-(request.num_computed_tokens + request.num_inflight_tokens) // self._block_size)

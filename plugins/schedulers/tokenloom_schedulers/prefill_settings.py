@@ -1,4 +1,4 @@
-"""Settings that schedulers with chunked prefill share: how much of a step prompts may take, and how many at once."""
+"""Settings that schedulers with chunked prefill share: who is admitted, and how much of a step prompts may take."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from tokenloom.interfaces.contract import PluginChoice
 from tokenloom.interfaces.scheduler import Scheduler, SchedulerConfig, SchedulerContext
 from tokenloom.interfaces.scheduling_policy import StepLimits
 
@@ -17,6 +18,8 @@ Count = Annotated[int, Field(ge=1)]
 
 class PrefillSettings(SchedulerConfig):
     """The limits of a scheduler, and those on prompts; see `StepLimits` for what counts as a prompt."""
+
+    admission: PluginChoice = Field(description="Which of those that fit now memory lets start.")
 
     max_chunk_tokens: Count | None = Field(
         default=None, description="Most prompt tokens of one request in one step; null leaves only the step's budget."

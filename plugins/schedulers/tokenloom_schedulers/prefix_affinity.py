@@ -39,7 +39,7 @@ class PrefixAffinityConfig(PrefillSettings):
     victim: PluginChoice = Field(description="Whom to preempt when KV blocks run out.")
 
     def build(self, context: SchedulerContext) -> Scheduler:
-        return PolicyScheduler(PrefixAffinityPolicy(self, self.victim.build(context)))
+        return PolicyScheduler(PrefixAffinityPolicy(self, self.victim.build(context)), self.admission.build(context))
 
 
 @final

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, final
 
+import numpy as np
+import numpy.typing as npt
 from pydantic import Field
 
 from tokenloom.interfaces.contract import PluginChoice
 from tokenloom.interfaces.scheduler import Ledger, Scheduler, SchedulerContext, SchedulerView, Shortfall
+from tokenloom.interfaces.scheduler_events import SchedulerEvent
 from tokenloom.interfaces.scheduling_policy import SchedulingPolicy, StepLimits, VictimPolicy
 from tokenloom.request import RequestView
 from tokenloom.scheduling import PolicyScheduler
 from tokenloom_schedulers.lazy_order import least_first
 from tokenloom_schedulers.prefill_settings import PrefillSettings
+from tokenloom_schedulers.waiting_table import WaitingTable, is_waiting
 
 __all__ = ["PriorityConfig", "PriorityPolicy"]
 
@@ -28,7 +32,7 @@ class PriorityConfig(PrefillSettings):
     victim: PluginChoice = Field(description="Whom of the less urgent to preempt when KV blocks run out.")
 
     def build(self, context: SchedulerContext) -> Scheduler:
-        return PolicyScheduler(PriorityPolicy(self, self.victim.build(context)))
+        return PolicyScheduler(PriorityPolicy(self, self.victim.build(context)), self.admission.build(context))
 
 
 @final
@@ -47,12 +51,21 @@ class PriorityPolicy(SchedulingPolicy):
         self._limits = config.step_limits()
         self._ageing_s = config.ageing_s
         self._victims = victims
+        self._waiting = WaitingTable(1, lambda request: (self._urgency(request),))
 
     def order(self, requests: Sequence[RequestView], view: SchedulerView) -> Iterable[RequestView]:
-        return least_first(requests, self._urgency)
+        return sorted(requests, key=self._urgency)
 
-    def sequence(self, view: SchedulerView, ledger: Ledger) -> Iterable[RequestView]:
-        return least_first((*view.running, *view.waiting), self._urgency)
+    def sequence(self, view: SchedulerView, ledger: Ledger) -> Iterator[RequestView]:
+        running, rows = view.running, self._waiting.rows(view.waiting, view)
+        for index in least_first(np.concatenate([self._urgencies(running), rows.columns[0]])):
+            if index < len(running):
+                yield running[index]
+            elif is_waiting(request := rows.entries[index - len(running)][2]):
+                yield request
+
+    def observe(self, event: SchedulerEvent) -> None:
+        self._waiting.observe(event)
 
     def step_limits(self, view: SchedulerView) -> StepLimits:
         return self._limits
@@ -78,6 +91,12 @@ class PriorityPolicy(SchedulingPolicy):
         ]
         # Of equal ones the last admitted: it loses the least.
         return max(reversed(less_urgent), key=self._urgency, default=None)
+
+    def _urgencies(self, requests: Sequence[RequestView]) -> npt.NDArray[np.float64]:
+        priorities = np.array([request.priority for request in requests], np.float64)
+        if self._ageing_s is None:
+            return priorities
+        return np.array([request.arrival_time_s for request in requests], np.float64) + priorities * self._ageing_s
 
     def _urgency(self, request: RequestView) -> float:
         """The less, the more urgent; of equal ones, those that run, and then those that came first, are."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
 from typing import Annotated, final
 
 from pydantic import Field
@@ -24,6 +23,7 @@ from tokenloom.scheduling import PolicyScheduler
 from tokenloom_schedulers.lazy_order import least_first
 from tokenloom_schedulers.output_estimate import Estimate, OutputEstimate
 from tokenloom_schedulers.prefill_settings import PrefillSettings
+from tokenloom_schedulers.waiting_table import WaitingTable, arrival_s, is_waiting
 
 __all__ = ["SjfConfig", "SjfPolicy"]
 
@@ -41,7 +41,7 @@ class SjfConfig(PrefillSettings):
     victim: PluginChoice = Field(description="Whom to preempt when KV blocks run out.")
 
     def build(self, context: SchedulerContext) -> Scheduler:
-        return PolicyScheduler(SjfPolicy(self, self.victim.build(context)))
+        return PolicyScheduler(SjfPolicy(self, self.victim.build(context)), self.admission.build(context))
 
 
 @final
@@ -66,22 +66,25 @@ class SjfPolicy(SchedulingPolicy):
         self._num_computed = 0
         self._jobs: dict[str, tuple[int, float]] = {}
         """request_id -> (tokens that had been computed when it arrived, its work)."""
+        self._waiting = WaitingTable(2, self._job)
 
     def order(self, requests: Sequence[RequestView], view: SchedulerView) -> Iterable[RequestView]:
-        return requests if requests is view.running else self._by_ratio(requests, view.now_s - self._max_wait_s)
+        return requests if requests is view.running else self._by_ratio(requests, view)
 
-    def _by_ratio(self, waiting: Sequence[RequestView], due_s: float) -> Iterator[RequestView]:
+    def _by_ratio(self, waiting: Sequence[RequestView], view: SchedulerView) -> Iterator[RequestView]:
+        rows = self._waiting.rows(waiting, view)
         # They wait in order of arrival, so those that are due are the first.
-        num_due = bisect_right(waiting, due_s, key=lambda request: request.arrival_time_s)
-        yield from islice(waiting, num_due)
-        now, jobs = self._num_computed, self._jobs
+        num_due = bisect_right(rows.entries, view.now_s - self._max_wait_s, key=arrival_s)
+        yield from filter(is_waiting, (entry[2] for entry in rows.entries[:num_due]))
+        arrived_at, work = rows.columns[:, num_due:]
+        # One token more than it waited, so that the least work comes first among those that have just arrived.
+        for index in least_first((arrived_at - self._num_computed - 1) / work):
+            request = rows.entries[num_due + index][2]
+            if is_waiting(request):
+                yield request
 
-        def rank(request: RequestView) -> float:
-            arrived_at, work = jobs.get(request.request_id) or (now, self._work(request))
-            # One token more than it waited, so that the least work comes first among those that have just arrived.
-            return (arrived_at - now - 1) / work
-
-        yield from least_first(islice(waiting, num_due, None), rank)
+    def _job(self, request: RequestView) -> tuple[int, float]:
+        return self._jobs.get(request.request_id) or (self._num_computed, self._work(request))
 
     def _work(self, request: RequestView) -> float:
         return request.num_tokens + self._output.num_left(request)
@@ -105,3 +108,4 @@ class SjfPolicy(SchedulingPolicy):
             self._output.observe(event)
         elif isinstance(event, StepLanded):
             self._num_computed += event.num_tokens
+        self._waiting.observe(event)

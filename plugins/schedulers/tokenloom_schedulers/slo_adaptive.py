@@ -9,7 +9,7 @@ from typing import Annotated, final
 from pydantic import Field
 
 from tokenloom.interfaces.contract import PluginChoice
-from tokenloom.interfaces.scheduler import Scheduler, SchedulerContext, SchedulerView
+from tokenloom.interfaces.scheduler import Ledger, Scheduler, SchedulerContext, SchedulerView
 from tokenloom.interfaces.scheduler_events import SchedulerEvent, StepLanded
 from tokenloom.interfaces.scheduling_policy import SchedulingPolicy, StepLimits, VictimPolicy
 from tokenloom.request import RequestView
@@ -38,7 +38,8 @@ class SloAdaptiveConfig(PrefillSettings):
     victim: PluginChoice = Field(description="Whom to preempt when KV blocks run out.")
 
     def build(self, context: SchedulerContext) -> Scheduler:
-        return PolicyScheduler(SloAdaptivePolicy(self, self.victim.build(context), context))
+        policy = SloAdaptivePolicy(self, self.victim.build(context), context)
+        return PolicyScheduler(policy, self.admission.build(context))
 
 
 @final
@@ -48,8 +49,9 @@ class SloAdaptivePolicy(SchedulingPolicy):
     The token budget is what fits the target by a straight line through (tokens, seconds) of past steps, less the error
     of that line at `quantile`. It shrinks at once, and grows at most to the double per step, and only where the last
     step used half of it or more: what was not tried is not known. Requests with one token to compute go first and are
-    never left out; prompts get what they leave of the budget. Nobody is admitted while as many requests run as the
-    budget has tokens, so that decoding alone keeps to the target, too.
+    never left out; prompts get what they leave of the budget, a token at least. Where blocks lack, those that came
+    later make room, whatever they compute. Nobody is admitted while as many requests run as the budget has tokens, so
+    that decoding alone keeps to the target, too.
 
     A target below the time of a step with `min_prefill_tokens` cannot be met. max_num_batched_tokens and max_num_seqs
     stay the upper limits. Bound on waiting: order of arrival, as fcfs.
@@ -68,9 +70,11 @@ class SloAdaptivePolicy(SchedulingPolicy):
         return self._budget
 
     def order(self, requests: Sequence[RequestView], view: SchedulerView) -> Iterable[RequestView]:
-        if requests is not view.running:
-            return requests
-        return sorted(requests, key=lambda request: _num_left(request) > 1)
+        return requests
+
+    def sequence(self, view: SchedulerView, ledger: Ledger) -> Iterable[RequestView]:
+        yield from sorted(view.running, key=lambda request: _num_left(request) > 1)
+        yield from view.waiting
 
     def step_limits(self, view: SchedulerView) -> StepLimits:
         limits = self._config.step_limits()
@@ -99,5 +103,6 @@ class SloAdaptivePolicy(SchedulingPolicy):
 
 def _num_left(request: RequestView) -> int:
     """Tokens to compute before the next one comes out, drafts not counted."""
-    done = request.num_computed_tokens + request.num_inflight_tokens
-    return max(request.num_tokens + request.num_placeholder_tokens - done, 0)
+    return (
+        request.num_tokens + request.num_placeholder_tokens - request.num_computed_tokens - request.num_inflight_tokens
+    )

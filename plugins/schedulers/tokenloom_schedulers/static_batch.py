@@ -25,7 +25,8 @@ class StaticBatchConfig(PrefillSettings):
     victim: PluginChoice = Field(description="Whom to preempt when KV blocks run out.")
 
     def build(self, context: SchedulerContext) -> Scheduler:
-        return PolicyScheduler(StaticBatchPolicy(self, self.victim.build(context), context.max_num_seqs))
+        policy = StaticBatchPolicy(self, self.victim.build(context), context.max_num_seqs)
+        return PolicyScheduler(policy, self.admission.build(context))
 
 
 @final

@@ -95,11 +95,14 @@ class VirtualCounters:
         """Counts the prompts that were admitted and the tokens that were emitted."""
         for name, tenant in list(self._queued.items()):
             self._settle(name, tenant)
+        costs: dict[str, float] = {}
         for request_id, count in event.num_emitted.items():
             owner = self._owners.get(request_id)
             payer = self._ended.get(request_id) if owner is None else owner[0]
             if payer is not None:
-                self._tenants[payer].counter += count * self._output_cost(payer)
+                if payer not in costs:
+                    costs[payer] = self._output_cost(payer)
+                self._tenants[payer].counter += count * costs[payer]
         self._ended.clear()
         if self._queued:
             self._level = min(tenant.counter for tenant in self._queued.values())

@@ -8,8 +8,11 @@ from pathlib import Path
 import pytest
 
 from tests.tiny_model import write_tiny_llama
+from tokenloom.clock import VirtualClock
 from tokenloom.compose import compose_config
+from tokenloom.engine_builder import build_engine
 from tokenloom.executors.device_presets import load_preset
+from tokenloom.executors.step_time import AttentionSpan
 from tokenloom.llm import LLM
 from tokenloom.simulation.calibration import CalibrationPlan, measure_steps, plan_workouts, recorded
 
@@ -49,12 +52,37 @@ def test_a_preset_is_written_that_the_simulator_takes(run_cli: RunCli, model: Pa
     assert "5 of 5 completed" in out
 
 
+def test_a_preset_knows_the_windows_of_its_model(run_cli: RunCli, tmp_path: Path) -> None:
+    settings = {
+        "architectures": ["SmolLM3ForCausalLM"],
+        "model_type": "smollm3",
+        "use_sliding_window": True,
+        "sliding_window": 24,
+        "no_rope_layer_interval": 3,
+    }
+    model = write_tiny_llama(tmp_path / "model", num_layers=3, with_tokenizer=True, extra_config=settings)
+    target = tmp_path / "mine.yaml"
+    quick = ("seconds=0.01", "longest_prompt=100", "most_running=4", f"output={target}")
+    code, _, err = run_cli("calibrate", f"model={model}", *SMALL, *quick)
+    assert (code, err) == (0, "")
+    preset = load_preset(str(target))
+    assert preset.model.windows == (None, None, 24)
+    words = ["executor=simulated", f"executor.device={target}", "cache.num_blocks=64"]
+    real = LLM(config=compose_config([f"model={model}", *SMALL]))
+    facts = real.engine.facts
+    real.close()
+    simulated = build_engine(compose_config(words).engine, clock=VirtualClock())
+    assert simulated.facts.kv_groups == facts.kv_groups
+    assert simulated.facts.num_blocks == facts.num_blocks
+    simulated.close()
+
+
 def test_every_workout_runs_and_every_fourth_is_held_out(model: Path) -> None:
     config, recording = recorded(compose_config([f"model={model}", *SMALL]))
     with LLM(config=config) as llm:
         workouts = plan_workouts(llm.engine, CalibrationPlan(0.0, longest_prompt=100, most_running=4), max_num_seqs=64)
         told: list[float] = []
-        measured = measure_steps(llm.engine, recording, workouts, 0.0, 256, told.append)
+        measured = measure_steps(llm.engine, recording, workouts, 0.0, [AttentionSpan(None, 256, 1.0)], told.append)
         assert llm.engine.stats.num_cached_tokens == 0
     # Prompts of 16, 64 and 100 tokens, alone, by two and by four, as far as they fit 400 tokens.
     assert {(w.num_requests, w.num_prompt_tokens) for w in workouts} == {

@@ -62,6 +62,23 @@ def test_a_real_experiment_has_the_same_figures(run_cli: RunCli, tmp_path: Path)
     assert not (tmp_path / "found" / "results.png").exists()
 
 
+def test_schedulers_see_tenants_priorities_and_targets_in_real_runs_too(run_cli: RunCli, tmp_path: Path) -> None:
+    model = write_tiny_llama(tmp_path / "model", with_tokenizer=True)
+    mix = ("num_tenants=3", "num_priorities=2", "relaxed_share=0.5", "ttft_slo_s=3")
+    seen: list[list[tuple[Any, ...]]] = []
+    for name, own in (("real", (f"model={model}", "engine.num_threads=1")), ("simulated", ("executor=simulated",))):
+        trace = tmp_path / f"{name}.jsonl"
+        words = (*SMALL, *own, *mix, f"trace.file={trace}", "plot=false", f"output={tmp_path / name}")
+        assert run_cli("experiment", *words)[::2] == (0, "")
+        records = [json.loads(line) for line in trace.read_text().splitlines()]
+        arrivals = [record for record in records if record.get("event") == "arrive"]
+        seen.append([(r["tenant"], r.get("priority", 0), r["ttft_slo_s"], r["tpot_slo_s"]) for r in arrivals])
+    assert seen[0] == seen[1]
+    tenants, priorities, *targets = zip(*seen[0], strict=True)
+    assert set(zip(*targets, strict=True)) == {(3.0, 0.1), (30.0, 1.0)}
+    assert min(len(set(tenants)), len(set(priorities))) > 1
+
+
 def test_a_failing_point_does_not_lose_the_others(run_cli: RunCli, tmp_path: Path) -> None:
     words = (*SIMULATED, "cache.num_blocks=200,900000000,300", "plot=false", f"output={tmp_path / 'found'}")
     code, out, err = run_cli("experiment", *words)

@@ -11,6 +11,7 @@ from tokenloom.cli.explain import GROUP_DOCS
 from tokenloom.compose import builtin_conf_dir, compose_config
 from tokenloom.compose.config_keys import settings_models
 from tokenloom.interfaces.contract import CONTRACT_VERSIONS
+from tokenloom.server.settings import ServeSettings
 
 RunCli = Callable[..., tuple[int, str, str]]
 
@@ -127,7 +128,8 @@ def test_an_unknown_plugin_lists_what_exists(run_cli: RunCli) -> None:
 
 def test_every_group_and_block_is_documented() -> None:
     groups = {group.replace("/", ".") for group in compose_config(["spec_decode=ngram"]).choices}
-    assert set(GROUP_DOCS) == groups | set(CONTRACT_VERSIONS) | set(settings_models())
+    blocks = {*settings_models(), *settings_models(ServeSettings)}
+    assert set(GROUP_DOCS) == groups | set(CONTRACT_VERSIONS) | blocks
 
 
 def test_every_leaf_of_the_configuration_can_be_explained(run_cli: RunCli) -> None:

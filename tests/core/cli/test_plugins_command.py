@@ -43,7 +43,7 @@ def test_broken_and_refused_packages_are_shown_with_the_reason(
     code, out, _ = run_cli("plugins")
     assert code == 0
     assert "No module named 'no_module_of_this_name'" in out
-    assert "this core speaks 1.1" in out
+    assert "this core speaks 1.2" in out
     listing = json.loads(run_cli("plugins", "--json")[1])
     assert [broken["package"] for broken in listing["broken"]] == ["cli-broken"]
     (future,) = [plugin for plugin in listing["plugins"] if plugin["name"] == "future"]

@@ -87,6 +87,15 @@ def test_a_simulation_prints_and_writes_its_figures(run_cli: RunCli, tmp_path: P
     assert run_cli("simulate", "run", *SMALL, "rate=4")[1] == out
 
 
+def test_refusals_by_a_full_queue_are_shown(run_cli: RunCli) -> None:
+    words = (*SMALL, "rate=100000", "scheduler.max_num_seqs=1", "scheduler.max_queued_requests=2")
+    code, out, err = run_cli("simulate", *words)
+    assert (code, err) == (0, "")
+    assert "rejected (9 by a full queue), first: " in " ".join(out.split())
+    rows = [line.split() for line in run_cli("simulate", *words, "scheduler=fcfs,sjf")[1].splitlines()]
+    assert [row[-1] for row in rows if row and row[0] in ("scheduler=fcfs", "scheduler=sjf")][:2] == ["9", "9"]
+
+
 def test_traces_are_replayed_at_another_rate(run_cli: RunCli, trace: str, tmp_path: Path) -> None:
     def offered(*words: str) -> float:
         target = tmp_path / "result.json"
@@ -107,14 +116,41 @@ def test_a_sweep_has_a_row_each_a_capacity_and_a_plot(run_cli: RunCli, tmp_path:
     assert list(results) == [f"rate={rate} scheduler={name}" for rate in (1, 2000) for name in ("fcfs", "sjf")]
     assert all(name in out for name in results)
     rows = [line.split() for line in out.splitlines()]
-    assert ["scheduler=fcfs", "1"] in rows
-    assert ["scheduler=sjf", "1"] in rows
+    for name in ("fcfs", "sjf"):
+        assert [f"scheduler={name}", "1", "2000:", "TTFT"] in [row[:4] for row in rows]
     assert plot.stat().st_size > 5_000
+    _, out, _ = run_cli("simulate", *SMALL, "rate=1,2")
+    assert ["all", "2", "or", "more", "-"] in [line.split() for line in out.splitlines()]
+    _, out, _ = run_cli("simulate", *SMALL, "rate=1,2", "ttft_slo_s=0.001")
+    assert ["all", "below", "1", "1:", "TTFT"] in [line.split()[:5] for line in out.splitlines()]
+
+
+def test_tenants_priorities_and_sorts_of_targets_have_their_tables(run_cli: RunCli, trace: str, tmp_path: Path) -> None:
+    target = tmp_path / "result.json"
+    mix = ("num_tenants=12", "num_priorities=2", "relaxed_share=0.5")
+    code, out, err = run_cli("simulate", *SMALL[:1], "limit=60", *SMALL[2:], *mix, f"output={target}")
+    assert (code, err) == (0, "")
+    for words in ("by tenant, the first 10 of 12", "by priority", "by targets", "largest service gap"):
+        assert words in out
+    rows = {words[0]: words for words in map(str.split, out.splitlines()) if words}
+    assert "tenant-9" in rows
+    assert "tenant-10" not in rows
+    result = json.loads(target.read_text())
+    assert len(result["by_tenant"]) == 12
+    for grouping in ("by_tenant", "by_priority", "by_targets"):
+        assert sum(group["num_requests"] for group in result[grouping].values()) == 60
+    code, out, _ = run_cli("simulate", f"workload={trace}", "cache.num_blocks=500", "num_tenants=2", "rate=1,50")
+    assert code == 0
+    assert sum("tenant-1" in line for line in out.splitlines()) == 2
+    assert "by priority" not in out
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (("num_tenants=0",), "num_tenants"),
+        (("relaxed_share=1.5",), "relaxed_share"),
+        (("tenant_skew=-1",), "tenant_skew"),
         (("executor=local",), "runs executor=simulated only"),
         (("rate=0",), "rate"),
         (("burstiness=2", "workload=x.csv"), "burstiness, output_tokens, prompt_tokens: only of workload=generated"),

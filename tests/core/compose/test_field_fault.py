@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -24,9 +25,12 @@ class Keys(BaseModel):
     whole: int = 1
     settings: dict[str, dict[str, Any]] = Field(default={}, examples=[{"one": {"size": 3}}])
     words: tuple[str, ...] = ()
+    output: str | None = "x"
+    folder: Path | None = Path()
+    label: str = "x"
 
 
-NULLABLE = ("count", "share", "is_on", "ids", "table")
+NULLABLE = ("count", "share", "is_on", "ids", "table", "output", "folder")
 
 
 def refusal(override: str) -> str:
@@ -38,8 +42,24 @@ def refusal(override: str) -> str:
 @pytest.mark.parametrize("key", NULLABLE)
 @pytest.mark.parametrize("word", ["None", "none"])
 def test_none_is_told_to_be_written_null_which_is_accepted(key: str, word: str) -> None:
-    assert "; write null for none" in refusal(f"{key}={word}")
+    assert "write null for none" in refusal(f"{key}={word}")
     assert getattr(compose_config([f"{key}=null"], command=Keys).extras_of(Keys), key) is None
+
+
+@pytest.mark.parametrize("word", ["null", "NULL", "Null"])
+def test_null_is_read_in_any_case(word: str) -> None:
+    assert compose_config([f"output={word}"], command=Keys).extras_of(Keys).output is None
+
+
+@pytest.mark.parametrize("override", ["output=./None", "output=Nonesuch", "label=None"])
+def test_other_text_is_taken_as_it_is(override: str) -> None:
+    key, _, text = override.partition("=")
+    assert getattr(compose_config([override], command=Keys).extras_of(Keys), key) == text
+
+
+@pytest.mark.parametrize("override", ["trace.file=None", "model.revision=none"])
+def test_text_of_the_engine_is_no_none_either(override: str) -> None:
+    assert f"{override}: write null for none" in refusal(override)
 
 
 def test_null_is_not_advised_where_it_is_refused() -> None:
@@ -57,6 +77,8 @@ def test_keys_of_plugins_advise_null_too(override: str) -> None:
 def test_a_keyword_in_python_is_told_of_none() -> None:
     with pytest.raises(ConfigError, match="write None without quotes for none"):
         compose_config(keywords={"num_blocks": "None"})
+    with pytest.raises(ConfigError, match="write None without quotes for none"):
+        compose_config(keywords={"revision": "None"})
 
 
 @pytest.mark.parametrize(

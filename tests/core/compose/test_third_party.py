@@ -33,6 +33,8 @@ def test_a_third_party_name_works_in_the_config(tmp_path: Path, monkeypatch: pyt
         "max_num_batched_tokens": 2048,
         "preempt_mode": "recompute",
         "partial_preemption": False,
+        "max_queued_requests": None,
+        "max_queued_tokens": None,
         "victim": {"name": "last_in"},
     }
     assert composed.sources["scheduler.max_num_seqs"] == "tp-lifo:scheduler/lifo.yaml"
@@ -100,7 +102,7 @@ def test_another_contract_version_stops_only_runs_that_name_it(tmp_path: Path, m
     install_package(tmp_path, monkeypatch, "tp_future", source, conf={"scheduler/future.yaml": "name: future\n"})
     registry = Registry.discover()
     assert compose_config(registry=registry).engine.scheduler.name == "fcfs"
-    with pytest.raises(ContractVersionError, match=r"scheduler=future .*contract 9\.0, this core speaks 1\.1"):
+    with pytest.raises(ContractVersionError, match=r"scheduler=future .*contract 9\.0, this core speaks 1\.2"):
         compose_config(["scheduler=future"], registry=registry)
 
 

@@ -12,7 +12,7 @@ from tokenloom.clock import VirtualClock
 from tokenloom.engine import Engine
 from tokenloom.engine_parts import EngineParts
 from tokenloom.executors.simulated import SimulatedExecutor, SimulatedModel
-from tokenloom.executors.step_time import StepCosts
+from tokenloom.executors.step_time import AttentionSpan, StepCosts
 from tokenloom.executors.synthetic_tokens import TokenSource
 from tokenloom.interfaces.cache import CacheContext
 from tokenloom.interfaces.executor import Executor, ModelFacts, StepHandle
@@ -103,7 +103,7 @@ def build_twin(
 ) -> Twin:
     """A simulated engine with the facts and limits of another one. Transfers take no time."""
     clock = VirtualClock()
-    model = SimulatedModel(facts, costs, kv_bytes_per_token=4, host_bytes_per_s=math.inf)
+    model = SimulatedModel(facts, costs, spans=(AttentionSpan(None, 4, 1.0),), host_bytes_per_s=math.inf)
     executor = SimulatedExecutor(model, tokens, clock)
     return assemble(executor, clock, limits, scheduler, cache, draft_policy, host_memory_bytes)
 

@@ -41,6 +41,18 @@ def test_a_file_holds_the_same_preset(tmp_path: Path) -> None:
     assert load_preset(str(path)) == preset
 
 
+def test_layers_are_grouped_by_how_far_they_look_back() -> None:
+    plain = load_preset("l4_8b")
+    (span,) = plain.attention_spans
+    assert (span.window, span.bytes_per_token, span.share) == (None, plain.kv_bytes_per_token, 1.0)
+    windows = (512, 512, 512, None) * 8
+    mixed = plain.model_copy(update={"model": plain.model.model_copy(update={"windows": windows})})
+    assert [(s.window, s.bytes_per_token * 4, s.share) for s in mixed.attention_spans] == [
+        (512, 3 * plain.kv_bytes_per_token, 0.75),
+        (None, plain.kv_bytes_per_token, 0.25),
+    ]
+
+
 def test_numbers_may_be_written_as_in_json(tmp_path: Path) -> None:
     """YAML takes 4e-13 for text."""
     preset = load_preset("cpu_2core_135m")
@@ -60,7 +72,8 @@ def test_numbers_may_be_written_as_in_json(tmp_path: Path) -> None:
         ({"dtype": "int8"}, "dtype"),
         ({"memory_bytes": 0}, "memory_bytes"),
         ({"host_bytes_per_s": "fast"}, "host_bytes_per_s"),
-        ({"costs": {"step_s": -1.0}}, "costs.step_s"),
+        ({"costs": {"step_s": -1.0}}, "costs.step_s: must be greater than or equal to 0"),
+        ({"model": {**load_preset("l4_8b").model.model_dump(), "windows": [8, None]}}, "windows must name each of 32"),
     ],
 )
 def test_a_wrong_key_of_a_file_is_named(tmp_path: Path, change: dict[str, object], message: str) -> None:

@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from tokenloom.batch import RowPlan, StepPlan
-from tokenloom.executors.step_time import StepCosts, StepShape, step_shape
+from tokenloom.executors.step_time import AttentionSpan, StepCosts, StepShape, step_shape
 
 
 def row(start: int, count: int, drafts: int = 0) -> RowPlan:
@@ -26,7 +26,23 @@ def row(start: int, count: int, drafts: int = 0) -> RowPlan:
     ],
 )
 def test_shape_of_a_step(rows: list[RowPlan], expected: StepShape) -> None:
-    assert step_shape(StepPlan(0, tuple(rows)), kv_bytes_per_token=8) == expected
+    assert step_shape(StepPlan(0, tuple(rows)), [AttentionSpan(None, 8, 1.0)]) == expected
+
+
+@pytest.mark.parametrize("window", [1, 2, 5, 12, 100])
+def test_shape_of_windows_is_that_of_a_count_by_hand(window: int) -> None:
+    """A quarter of the layers sees everything, the others as far as their window goes."""
+    rows = [row(9, 1), row(10, 4), row(0, 3), row(3, 17), row(20, 3, drafts=2)]
+    shape = step_shape(StepPlan(0, tuple(rows)), [AttentionSpan(None, 2, 0.25), AttentionSpan(window, 6, 0.75)])
+    num_bytes, num_pairs = 0, 0.0
+    for one in rows:
+        first, end = one.num_computed_tokens, one.num_computed_tokens + one.num_scheduled_tokens
+        seen = [range(max(0, query - window + 1), query + 1) for query in range(first, end)]
+        num_bytes += 2 * end + 6 * len({key for keys in seen for key in keys})
+        if one.num_scheduled_tokens > 1 and not one.draft_token_ids:
+            num_pairs += 0.25 * sum(range(first + 1, end + 1)) + 0.75 * sum(map(len, seen))
+    assert shape.num_kv_bytes == num_bytes
+    assert shape.num_attention_pairs == pytest.approx(num_pairs)
 
 
 def test_duration_is_linear_in_the_shape() -> None:

@@ -19,6 +19,21 @@ def test_new_pool_keeps_one_null_block_and_frees_the_rest() -> None:
     pool.check()
 
 
+def test_the_map_shows_each_block_or_the_busiest_of_several() -> None:
+    pool = BlockPool(7)
+    free, active, shared, cached, moving = (pool.allocate() for _ in range(5))
+    pool.release(free, is_indexed=False)
+    pool.acquire(shared)
+    pool.release(cached, is_indexed=True)
+    pool.release_for_transfer(moving)
+    letters = {free: "f", active: "a", shared: "s", cached: "c", moving: "t", NULL_BLOCK: "n"}
+    whole = "".join(letters.get(block_id, "f") for block_id in range(7))
+    assert pool.map(7) == pool.map(1000) == whole
+    ranks = "nfctas"
+    assert pool.map(3) == "".join(max(whole[i : i + 3], key=ranks.index) for i in (0, 3, 6))
+    assert pool.map(1) == "s"
+
+
 def test_release_of_a_shared_block_frees_it_only_with_its_last_holder() -> None:
     pool = BlockPool(3)
     block_id = pool.allocate()

@@ -222,6 +222,55 @@ def test_savepoints_nest_and_can_be_rolled_back_to_twice() -> None:
         ledger.rollback(middle)
 
 
+def test_reserve_next_is_reserve_of_one_token_or_nothing() -> None:
+    """A decoding request whose token has a place is scheduled as `reserve` does it; of others nothing changes."""
+    desk = Desk((40,), budget=64)
+    inside, at_end = desk.run("inside", range(6)), desk.run("at_end", range(100, 109))
+    drafting, prompt = desk.run("drafting", range(200, 206), num_drafts=2), desk.run("prompt", range(300, 310), 4)
+    in_flight = desk.run("in_flight", range(400, 406))
+    in_flight.num_inflight_tokens = 1
+    waiting, choice = desk.wait("waiting", [7]), desk.run("choice", range(500, 507))
+    choice.choice_set = "pair"
+    expected = {"inside", "choice"}
+    for request in (inside, at_end, drafting, prompt, in_flight, waiting, choice):
+        ledger, twin = desk.ledger(), desk.ledger()
+        is_done = ledger.reserve_next(request)
+        assert is_done is (request.request_id in expected), request.request_id
+        if is_done:
+            assert isinstance(twin.reserve(request, 1), Grant)
+            assert not ledger.reserve_next(request), "it has a grant"
+        assert ledger.plan() == twin.plan()
+        assert ledger.remaining_tokens == twin.remaining_tokens
+        assert ledger.available_blocks == twin.available_blocks
+        assert ledger.num_blocks(request) == twin.num_blocks(request)
+        if is_done:
+            assert ledger.preempt(request) == twin.preempt(request)
+
+
+def test_reserve_next_keeps_to_the_budget_and_passes_victims() -> None:
+    desk = Desk((40,), budget=1)
+    first, second = desk.run("a", range(6)), desk.run("b", range(100, 106))
+    ledger = desk.ledger()
+    ledger.preempt(second)
+    assert not ledger.reserve_next(second)
+    assert ledger.reserve_next(first)
+    assert ledger.remaining_tokens == 0
+    other = desk.ledger()
+    assert other.reserve_next(second)
+    assert not other.reserve_next(first), "no token is left"
+    assert not desk.ledger().reserve_next(stub_request("unknown", [1, 2], status=RequestStatus.RUNNING))
+
+
+def test_waiting_request_learns_what_a_decoding_one_completes() -> None:
+    """The block that ends with this token holds what both begin with."""
+    desk = Desk((40,))
+    decoding = desk.run("decoding", range(8))
+    desk.wait("waiting", [*range(8), 99])
+    ledger = desk.ledger()
+    assert ledger.reserve_next(decoding)
+    assert ledger.reserve(desk.requests["waiting"], 1) == Shortfall("prefix", 4, 4)
+
+
 def test_made_knows_only_its_own_current_plan() -> None:
     desk = Desk()
     request = desk.run("a", range(9))

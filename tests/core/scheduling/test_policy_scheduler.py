@@ -122,7 +122,7 @@ def test_last_in_gives_its_blocks_to_those_before_it() -> None:
     plan = schedule(desk, policy)
     assert plan.num_scheduled_tokens == {"a": 1, "b": 1}
     assert victims(plan) == ["d", "c"]
-    assert policy.candidates == [["a", "b", "c", "d"], ["a", "b", "c"]]
+    assert policy.candidates == [["a", "b", "c", "d"], ["c"]]
     desk.commit(plan)
 
 
@@ -142,9 +142,54 @@ def test_nothing_is_admitted_in_a_step_that_preempts() -> None:
 
 
 def test_request_may_be_its_own_victim() -> None:
-    plan = schedule(full_desk("ab"), Policy(select=lambda request, candidates: request))
-    assert victims(plan) == ["a"]
-    assert plan.num_scheduled_tokens == {"b": 1}
+    policy = Policy(select=lambda request, candidates: request)
+    plan = schedule(full_desk("abc", num_spare=1), policy)
+    assert victims(plan) == ["b"]
+    assert plan.num_scheduled_tokens == {"a": 1, "c": 1}
+    assert policy.candidates == [["b", "c"]], "nobody takes memory from one that comes before it"
+
+
+def test_the_first_never_gives_up_its_place_while_there_are_others() -> None:
+    """Asked again, the policy finds its request among the candidates, as it always did."""
+    asked = []
+
+    def select(request: RequestView, candidates: Sequence[RequestView]) -> RequestView | None:
+        asked.append((request.request_id, candidates.index(request)))
+        return max(candidates, key=lambda candidate: candidate.num_computed_tokens)
+
+    plan = schedule(full_desk("abc"), Policy(select=select))
+    assert asked == [("a", 0), ("c", 1)]
+    assert victims(plan) == ["b"]
+    assert plan.num_scheduled_tokens == {"a": 1, "c": 1}
+    alone = schedule(full_desk("a"), Policy(select=lambda request, candidates: request))
+    assert victims(alone) == ["a"], "memory that nobody else can give back"
+
+
+class LastServedFirst(Policy):
+    """Serves in the reverse of its order."""
+
+    def sequence(self, view: SchedulerView, ledger: Ledger) -> Iterable[RequestView]:
+        yield from reversed(view.running)
+
+
+def test_who_may_give_memory_back_follows_the_order_and_not_the_sequence() -> None:
+    policy = LastServedFirst(select=lambda request, candidates: candidates[0])
+    plan = schedule(full_desk("abc"), policy)
+    assert policy.candidates == [["c"]]
+    assert victims(plan) == ["c"]
+    assert plan.num_scheduled_tokens == {"b": 1, "a": 1}
+
+
+def test_drafts_leave_a_token_for_each_that_runs() -> None:
+    desk = Desk(budget=5)
+    desk.run("a", range(9), num_drafts=7)
+    desk.run("b", range(20, 29), num_drafts=1)
+    desk.run("c", range(40, 60), 8)
+    assert schedule(desk).num_scheduled_tokens == {"a": 3, "b": 1, "c": 1}
+    desk.wait("w", [1])
+    assert schedule(desk).num_scheduled_tokens == {"a": 3, "b": 1, "c": 1}, "those that wait are no reason"
+    desk.running.pop()
+    assert schedule(desk).num_scheduled_tokens == {"a": 4, "b": 1}
 
 
 def test_victims_that_keep_blocks_never_leave_nobody_running() -> None:
@@ -168,12 +213,12 @@ def test_request_without_victim_waits_and_others_go_on() -> None:
 
 
 def test_grant_of_a_later_victim_is_cancelled_and_its_tokens_are_used_by_others() -> None:
-    """The oldest request is scheduled first and preempted last: its tokens go back into the budget."""
+    """The last in order is scheduled first and preempted later: its tokens go back into the budget."""
     desk = Desk((7,), cache="none", budget=3)
-    desk.run("a", range(9), 8, num_drafts=1)
-    desk.run("b", range(20, 29))
     desk.run("c", range(40, 42), 1)
-    policy = Policy(select=lambda request, candidates: candidates[0])
+    desk.run("b", range(20, 29))
+    desk.run("a", range(9), 8, num_drafts=1)
+    policy = LastServedFirst(select=lambda request, candidates: candidates[-1])
     plan = schedule(desk, policy)
     assert victims(plan) == ["a"]
     assert plan.num_scheduled_tokens == {"b": 1, "c": 1}
@@ -425,3 +470,32 @@ def test_victim_that_is_no_candidate_is_refused(point: str) -> None:
     policy = Wide(select=lambda request, candidates: stranger, displaced=lambda shortfall, candidates: stranger)
     with pytest.raises(ValueError, match=rf"Wide\.{point} named w, which is not among its candidates"):
         PolicyScheduler(policy).schedule(desk.view(), desk.ledger())
+
+
+@pytest.mark.parametrize("max_num_seqs", [3, 8])
+def test_running_requests_behind_a_long_queue_are_served_without_reading_it(max_num_seqs: int) -> None:
+    """Slots are full, or the first that waits does not fit: then nobody who waits is of interest any more."""
+    desk = Desk((12,), cache="none", max_num_seqs=max_num_seqs)
+    first, second, last = (
+        desk.run(name, range(start, start + 9)) for name, start in (("a", 900), ("b", 930), ("c", 960))
+    )
+    for index in range(300):
+        desk.wait(f"w{index}", range(1000 + 50 * index, 1040 + 50 * index))
+    read: list[str] = []
+
+    def sequence(view: SchedulerView) -> Iterable[RequestView]:
+        for request in (first, *view.waiting, second, last):
+            read.append(request.request_id)
+            yield request
+
+    assert planned(desk, Wide(sequence=sequence)) == {"a": 1, "b": 1, "c": 1}
+    assert read == ["a", "w0", "a", "b", "c"]
+
+
+def test_policy_with_chunks_of_its_own_is_asked_about_decoding_requests_too() -> None:
+    desk = Desk((20,))
+    for index, name in enumerate("abc"):
+        desk.run(name, range(100 * index, 100 * index + 6))
+    policy = Policy(chunk=lambda request, need: 0 if request.request_id == "b" else need)
+    assert dict(schedule(desk, policy).num_scheduled_tokens) == {"a": 1, "c": 1}
+    assert policy.chunks_asked == [("a", 1), ("b", 1), ("c", 1)]

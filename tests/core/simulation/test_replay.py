@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -11,7 +12,8 @@ from tokenloom.executors.device_presets import load_preset
 from tokenloom.simulation.load_generation import LoadShape, generate_load
 from tokenloom.simulation.measurements import SloTargets
 from tokenloom.simulation.replay import simulate
-from tokenloom.simulation.report import meets_targets
+from tokenloom.simulation.report import missed_targets
+from tokenloom.simulation.request_mix import RequestMix, mix_requests
 from tokenloom.simulation.timed_request import TimedRequest
 
 TARGETS = SloTargets(ttft_s=2.0, tpot_s=0.1)
@@ -84,7 +86,21 @@ def test_what_can_never_run_is_rejected_alone_and_told() -> None:
     )
     assert (result["num_completed"], result["num_rejected"], result["num_failed"]) == (1, 1, 0)
     assert "700 tokens" in result["first_rejection"]
-    assert not meets_targets(result)
+    assert missed_targets(result) == ["1 of 2 requests not completed"]
+
+
+def test_who_finds_the_queue_full_is_rejected_and_counted_apart() -> None:
+    load = [TimedRequest(0.0, 700, 2), *[TimedRequest(0.0, 10, 2)] * 5]
+    limits = (
+        "cache.num_blocks=20",
+        "model.max_model_len=500",
+        "scheduler.max_num_seqs=1",
+        "scheduler.max_queued_requests=2",
+    )
+    result = run(load, *limits)
+    assert (result["num_completed"], result["num_rejected"], result["num_overloaded"]) == (3, 3, 2)
+    assert "700 tokens" in result["first_rejection"]
+    assert "scheduler.max_queued_requests=2" in run(load[1:], *limits)["first_rejection"]
 
 
 def test_goodput_counts_requests_within_both_targets() -> None:
@@ -95,8 +111,8 @@ def test_goodput_counts_requests_within_both_targets() -> None:
     some = run(load, targets=SloTargets(0.2, 1000.0))
     assert 0 < some["slo"]["num_met"] < 30
     assert some["slo"]["goodput_rps"] == pytest.approx(some["slo"]["num_met"] / some["duration_s"])
-    assert meets_targets(run(load, targets=SloTargets(1000.0, 1000.0)))
-    assert not meets_targets(some)
+    assert missed_targets(run(load, targets=SloTargets(1000.0, 1000.0))) == []
+    assert missed_targets(some) == [f"TTFT {some['latency']['ttft_s']['p99']:.3g} s"]
 
 
 @pytest.mark.parametrize("overrides", [(), ("spec_decode=ngram", "scheduler=sjf", "cache=radix")])
@@ -113,3 +129,21 @@ def test_progress_ends_with_all_requests() -> None:
     simulate(config.engine, requests, TARGETS, progress=told.append)
     assert told[-1] == 3
     assert told == sorted(told)
+
+
+def test_tenants_priorities_and_targets_reach_the_scheduler_and_the_report() -> None:
+    load = generate_load(LoadShape(rate=60.0, prompt_tokens=300, output_tokens=20), 150, seed=1)
+    mixed = mix_requests(load, RequestMix(num_tenants=3, tenant_skew=2.0, num_priorities=2, relaxed_share=0.5), seed=1)
+    small = ("executor.device=l4_8b", "scheduler.max_num_seqs=8")
+    first, fair = run(mixed, *small), run(mixed, "scheduler=fair_share", *small)
+    urgent = run(mixed, "scheduler=priority", *small)["by_priority"]
+    assert {name: f["num_requests"] for name, f in fair["by_tenant"].items()} == Counter(r.tenant for r in mixed)
+    assert fair["fairness"]["service_gap"] < 0.2 * first["fairness"]["service_gap"]
+    assert fair["by_tenant"]["tenant-2"]["ttft_s"]["p99"] < 0.5 * first["by_tenant"]["tenant-2"]["ttft_s"]["p99"]
+    assert urgent["0"]["ttft_s"]["p99"] < 0.7 * urgent["1"]["ttft_s"]["p99"]
+    sorts = first["by_targets"]
+    assert sorts["strict"]["num_met"] + sorts["relaxed"]["num_met"] == first["slo"]["num_met"]
+    assert sorts["strict"]["share_met"] < sorts["relaxed"]["share_met"]
+    plain = run(load, *small)
+    assert plain["latency"] == first["latency"]
+    assert "by_tenant" not in plain

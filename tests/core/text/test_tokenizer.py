@@ -158,12 +158,12 @@ class TestGguf:
         assert (tokenizer.bos_token_id, tokenizer.eos_token_ids, tokenizer.vocab_size) == (1, (2, 0), 1000)
         assert tokenizer.special_token_ids == {0, 1, 2}
         assert tokenizer.named_tokens == {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>"}
-        assert tokenizer.has_chat_template
+        assert tokenizer.chat_template
         assert tokenizer.id_to_token(2) == "<|im_end|>"
         assert tokenizer.id_to_token(999) == "" == tokenizer.decode([999])
 
     def test_build_without_template_says_so(self, from_gguf: Build, metadata: dict[str, Any]) -> None:
-        assert not from_gguf(metadata, chat_template=None).has_chat_template
+        assert from_gguf(metadata, chat_template=None).chat_template is None
 
     def test_build_adds_bos_and_eos_as_the_file_says(self, from_gguf: Build, metadata: dict[str, Any]) -> None:
         plain = from_gguf(metadata).encode("dog")
@@ -390,7 +390,7 @@ class TestHuggingFace:
         tokenizer = from_hf(spaced_folder, chat_template="{{ messages }}")
         assert (tokenizer.bos_token_id, tokenizer.eos_token_ids) == (1, (2,))
         assert tokenizer.named_tokens == {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
-        assert tokenizer.has_chat_template
+        assert tokenizer.chat_template == "{{ messages }}"
         assert tokenizer.strips_leading_space
 
     def _change(self, path: Path, **values: Any) -> None:

@@ -13,8 +13,10 @@ from tokenloom.testing.desk import Desk
 from tokenloom.testing.engine_harness import EngineHarness, build_fcfs
 from tokenloom_schedulers.fcfs import FcfsConfig
 from tokenloom_schedulers.last_in import LastInConfig
+from tokenloom_schedulers.optimistic import OptimisticConfig
 
 VICTIM = PluginChoice("scheduler.victim", "last_in", LastInConfig())
+ADMISSION = PluginChoice("scheduler.admission", "optimistic", OptimisticConfig())
 
 
 def plan_of(desk: Desk, max_chunk_tokens: int | None = None) -> SchedulePlan:
@@ -25,7 +27,7 @@ def plan_of(desk: Desk, max_chunk_tokens: int | None = None) -> SchedulePlan:
 @pytest.mark.parametrize("value", [0, -1, True, 1.5])
 def test_config_refuses_limits_that_are_no_counts(name: str, value: object) -> None:
     with pytest.raises(ValidationError, match=name):
-        FcfsConfig(victim=VICTIM, **{name: value})  # type: ignore[arg-type]
+        FcfsConfig(victim=VICTIM, admission=ADMISSION, **{name: value})  # type: ignore[arg-type]
 
 
 def test_package_declares_its_plugins() -> None:
@@ -42,11 +44,14 @@ def test_package_declares_its_plugins() -> None:
     )
     assert registry.names("scheduler") == schedulers
     assert registry.names("scheduler.victim") == ("last_in", "least_recompute", "lowest_priority", "most_blocks")
+    assert registry.names("scheduler.admission") == ("optimistic", "peak_memory", "reserve_all")
     for plugin in registry.plugins():
         config_class = registry.load_config_class(plugin.info.kind, plugin.info.name)
         assert config_class.__name__ == "".join(map(str.capitalize, plugin.info.name.split("_"))) + "Config"
-    assert registry.get("scheduler", "fcfs").info.sub_kinds == {"scheduler.victim": "last_in"}
-    assert registry.get("scheduler", "priority").info.sub_kinds == {"scheduler.victim": "lowest_priority"}
+    parts = {"scheduler.victim": "last_in", "scheduler.admission": "optimistic"}
+    assert registry.get("scheduler", "fcfs").info.sub_kinds == parts
+    parts = {"scheduler.victim": "lowest_priority", "scheduler.admission": "optimistic"}
+    assert registry.get("scheduler", "priority").info.sub_kinds == parts
 
 
 def test_running_requests_come_first_and_prompts_fill_the_rest_of_the_budget() -> None:

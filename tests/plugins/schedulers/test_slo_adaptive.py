@@ -12,8 +12,10 @@ import pytest
 from tests.plugins.schedulers.scheduling import LIMITS, TimedSteps, ask, build, served
 from tokenloom.interfaces.scheduler import SchedulerContext
 from tokenloom.interfaces.scheduler_events import StepLanded
+from tokenloom.plugins import default_registry
 from tokenloom.testing.desk import Desk
 from tokenloom.testing.engine_harness import EngineHarness
+from tokenloom.testing.suite import build_choice
 from tokenloom_schedulers.slo_adaptive import SloAdaptivePolicy
 from tokenloom_schedulers.step_time import StepTime
 
@@ -107,6 +109,23 @@ def test_decoding_goes_before_prompts_that_were_admitted_earlier() -> None:
     desk.run("prompt", range(40), 8)
     desk.run("decoding", range(100, 109), num_drafts=2)
     assert served(desk, "slo_adaptive") == {"decoding": 3, "prompt": 5}
+
+
+def test_drafts_of_younger_requests_starve_no_prompt() -> None:
+    """With drafts that fill the budget, the prompt would wait for the end of a request that came after it."""
+    desk = Desk((40,), budget=2)
+    desk.run("prompt", range(40), 8)
+    desk.run("decoding", range(100, 109), num_drafts=3)
+    assert served(desk, "slo_adaptive") == {"decoding": 1, "prompt": 1}
+
+
+@pytest.mark.parametrize("victim", ["last_in", "least_recompute", "lowest_priority", "most_blocks"])
+def test_memory_goes_to_who_came_first_whatever_is_served_first(victim: str) -> None:
+    desk = Desk((5,), cache="none")
+    desk.run("prompt", range(12), 8)
+    desk.run("decoding", range(100, 109))
+    part = build_choice(default_registry().get("scheduler.victim", victim).info, {})
+    assert served(desk, "slo_adaptive", victim=part) == {"prompt": 4}
 
 
 def policy(**settings: Any) -> tuple[SloAdaptivePolicy, Callable[[int, float], int]]:

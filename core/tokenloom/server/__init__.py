@@ -1,0 +1,1 @@
+"""The HTTP server: its processes, its API, and the page at /."""

@@ -1,0 +1,1 @@
+"""The HTTP endpoints, as FastAPI routers over one `Service`."""

@@ -1,0 +1,163 @@
+"""A compiled grammar, and a cursor in it, as the core's contract for logits constraints wants it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, final
+
+import numpy as np
+import numpy.typing as npt
+from llguidance import LLMatcher
+
+from tokenloom.errors import RequestError
+from tokenloom.grammar_spec import GrammarSpec
+from tokenloom.interfaces.logits import LogitsConstraint
+from tokenloom.structured.vocabulary import TokenVocabulary
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["CompiledGrammar", "GrammarConstraint", "short_error"]
+
+_log = logging.getLogger(__name__)
+_MAX_MESSAGE_CHARS = 500
+# How the library's messages begin; its stop reasons do not tell these apart.
+_LEXER_LIMIT = "lexer error"
+_NO_TEXT = "NoExtension"
+
+
+@final
+class CompiledGrammar:
+    """A grammar that was compiled for a vocabulary. Pickled as what it was made of, and compiled again."""
+
+    def __init__(
+        self, spec: GrammarSpec, vocabulary: TokenVocabulary, build: Callable[[GrammarSpec, TokenVocabulary], LLMatcher]
+    ) -> None:
+        self.spec = spec
+        self.vocabulary = vocabulary
+        self._build = build
+        self._matcher = build(spec, vocabulary)
+
+    def __reduce__(self) -> tuple[type[CompiledGrammar], tuple[object, ...]]:
+        return CompiledGrammar, (self.spec, self.vocabulary, self._build)
+
+    def start(self) -> LLMatcher:
+        """A matcher in the initial state."""
+        return self._matcher.deep_copy()
+
+    def renew(self) -> None:
+        """Compiles once more: copies of a matcher share their lexer's states, whose number is limited for all."""
+        self._matcher = self._build(self.spec, self.vocabulary)
+
+
+@final
+class GrammarConstraint(LogitsConstraint):
+    """One cursor. End-of-sequence tokens are legal where the grammar may end, any of them; the first ends it.
+
+    The library's matcher never leaves an error, which comes from its limits; then the cursor is built anew with limits
+    of its own, and if that does not help, nothing is legal any more and the request ends with an error.
+    """
+
+    def __init__(
+        self,
+        grammar: CompiledGrammar,
+        token_ids: Sequence[int] = (),
+        *,
+        is_terminated: bool = False,
+        matcher: LLMatcher | None = None,
+    ) -> None:
+        """A cursor behind `token_ids`, which the grammar allows; `matcher` stands there already, if it is given."""
+        self._grammar = grammar
+        self._ends = np.array(grammar.vocabulary.eos_token_ids, np.int64)
+        self._token_ids = list(token_ids)
+        self._is_terminated = is_terminated
+        self._matcher = self._replayed() if matcher is None else matcher
+
+    def __reduce__(self) -> tuple[Callable[..., GrammarConstraint], tuple[object, ...]]:
+        return _restored, (self._grammar, tuple(self._token_ids), self._is_terminated)
+
+    def check_beginning(self) -> None:
+        """Raises RequestError if no token is legal here, for a cursor in the initial state."""
+        if self._legal().any():
+            return
+        kind, error = self._grammar.spec.kind, short_error(self._matcher)
+        if error and _NO_TEXT not in error:
+            raise RequestError(f"the {kind} is too complex: {error}")
+        raise RequestError(f"the {kind} allows no text at all; check that its parts do not contradict each other")
+
+    def allowed_mask(self, out: Tensor) -> None:
+        out.numpy()[:] = self._legal().view(np.bool_)
+
+    def fork(self) -> GrammarConstraint:
+        # A cursor that has not moved starts from the grammar as it is now, which may be newer than this one's.
+        matcher = self._matcher.deep_copy() if self._token_ids else self._grammar.start()
+        return GrammarConstraint(self._grammar, self._token_ids, is_terminated=self._is_terminated, matcher=matcher)
+
+    def advance(self, token_id: int) -> bool:
+        if self._is_terminated:
+            return False
+        if token_id in self._grammar.vocabulary.eos_token_ids and self._matcher.is_accepting():
+            self._is_terminated = True
+            return True
+        num_taken = self._matcher.try_consume_tokens([token_id])
+        if self._has_met_shared_limit:
+            self._renew()
+            num_taken = self._matcher.try_consume_tokens([token_id])
+        # A legal token that meets a limit counts as taken; nothing is legal behind it.
+        is_taken = num_taken == 1 or self._matcher.is_error()
+        if is_taken:
+            self._token_ids.append(token_id)
+        return is_taken
+
+    def rollback(self, num_tokens: int) -> None:
+        if num_tokens and self._is_terminated:
+            self._is_terminated = False
+            num_tokens -= 1
+        if num_tokens == 0:
+            return
+        assert num_tokens <= len(self._token_ids), f"rollback of {num_tokens} behind {len(self._token_ids)} tokens"
+        del self._token_ids[len(self._token_ids) - num_tokens :]
+        if self._matcher.is_error() or not self._matcher.rollback(num_tokens):
+            self._matcher = self._replayed()
+
+    @property
+    def is_terminated(self) -> bool:
+        return self._is_terminated
+
+    def _legal(self) -> npt.NDArray[np.uint8]:
+        """0 or 1 per token, [V]."""
+        num_tokens = len(self._grammar.vocabulary.tokens)
+        bits = self._matcher.compute_bitmask()
+        if self._has_met_shared_limit:
+            self._renew()
+            bits = self._matcher.compute_bitmask()
+        if self._matcher.is_error():
+            _log.warning("structured output (%s) gave up: %s", self._grammar.spec.kind, short_error(self._matcher))
+            return np.zeros(num_tokens, np.uint8)
+        legal = np.unpackbits(np.frombuffer(bits, np.uint8), count=num_tokens, bitorder="little")
+        legal[self._ends] |= self._matcher.is_accepting()
+        return legal
+
+    @property
+    def _has_met_shared_limit(self) -> bool:
+        return self._matcher.is_error() and _LEXER_LIMIT in self._matcher.get_error()
+
+    def _renew(self) -> None:
+        self._grammar.renew()
+        self._matcher = self._replayed()
+
+    def _replayed(self) -> LLMatcher:
+        matcher = self._grammar.start()
+        if self._token_ids:
+            matcher.consume_tokens(self._token_ids)
+        return matcher
+
+
+def short_error(matcher: LLMatcher) -> str:
+    """What a matcher in an error state says of it, in one line."""
+    return " ".join(matcher.get_error().replace("<non-verbose/>", "").split())[:_MAX_MESSAGE_CHARS]
+
+
+def _restored(grammar: CompiledGrammar, token_ids: tuple[int, ...], is_terminated: bool) -> GrammarConstraint:
+    return GrammarConstraint(grammar, token_ids, is_terminated=is_terminated)

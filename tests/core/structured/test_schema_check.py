@@ -1,0 +1,59 @@
+"""What a JSON schema must not hold: unknown words where keywords stand, and what cannot be kept."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tokenloom.errors import RequestError
+from tokenloom.structured.schema_check import check_schema
+
+
+@pytest.mark.parametrize(
+    ("schema", "problem"),
+    [
+        ({"typ": "string"}, r"schema: 'typ' is no keyword .*Did you mean 'type'"),
+        ({"properties": {"a": {"maxlength": 3}}}, r"schema\.properties\.a: 'maxlength' .*Did you mean 'maxLength'"),
+        ({"anyOf": [{}, {"requird": []}]}, r"schema\.anyOf\[1\]: 'requird'.*Did you mean 'required'"),
+        ({"items": {"nullable": True}}, r"schema\.items: 'nullable' .*begins with 'x-'"),
+        ({"items": [{"nope": 1}]}, r"schema\.items\[0\]: 'nope'"),
+        ({"$defs": {"a": {"additionalProperties": {"nope": 1}}}}, r"\$defs\.a\.additionalProperties: 'nope'"),
+        ({"type": "object", "minProperties": 2}, r"minProperties=2 cannot be kept: at most 1 different"),
+        ({"minProperties": 4, "required": ["a", "b"]}, r"minProperties=4 cannot be kept: at most 3 different"),
+        ({"patternProperties": {"a" * 5000: {}}}, "longer than the 4096"),
+        ({"multipleOf": 0}, "multipleOf must be a number above 0"),
+        ({"multipleOf": True}, "multipleOf must be a number above 0"),
+        ({"multipleOf": "3"}, "multipleOf must be a number above 0"),
+        ({"multipleOf": 1e-300}, "multipleOf must be a number above 0 and of ordinary size"),
+        ({"multipleOf": 10_001}, "multipleOf 10001 costs too much"),
+        ({"allOf": [{"multipleOf": 0.01}, {"multipleOf": 997}]}, "multipleOf .*costs too much"),
+        ({"const": 7.3356432243947145}, "7.3356432243947145 has more than the 15 digits"),
+        ({"items": {"enum": [1, {"a": [10**40]}]}}, r"schema\.items: an integer of 133 bits is too large"),
+        ({"minimum": -1e200}, "has more than the 15 digits"),
+    ],
+)
+def test_refusals_name_the_place(schema: dict[str, Any], problem: str) -> None:
+    with pytest.raises(RequestError, match=problem):
+        check_schema(schema)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        True,
+        {},
+        {"properties": {"typ": {}, "nullable": {"type": "null"}}, "required": ["typ"]},
+        {"const": {"typ": 1}, "enum": [{"typ": 1}], "default": {"typ": 1}, "examples": [{"typ": 1}]},
+        {"$defs": {"typ": {"title": "t", "description": "d"}}, "definitions": {"nope": True}},
+        {"x-mine": {"typ": 1}, "$schema": "s", "$id": "i", "$comment": "c", "deprecated": True},
+        {"discriminator": {"propertyName": "k"}, "oneOf": [{"const": 1}]},
+        {"minProperties": 3, "required": ["a", "b"]},
+        {"properties": {"a": {"multipleOf": 1e-9}, "b": {"multipleOf": 9973}}},
+        {"allOf": [{"multipleOf": 0.5}, {"multipleOf": 15}]},
+        {"properties": ["broken"], "anyOf": "broken", "items": 3, "required": "broken"},
+    ],
+)
+def test_ordinary_schemas_pass(schema: Any) -> None:
+    """What is merely malformed is left to the library, which says so."""
+    check_schema(schema)
