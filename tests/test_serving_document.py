@@ -76,7 +76,7 @@ def test_every_error_is_listed() -> None:
     rows = [line.split(" | ") for line in chapter("Errors").splitlines() if re.match(r"\| [45]\d\d \|", line)]
     listed = {word for row in rows for word in words(row[1])}
     assert listed == codes
-    assert {int(row[0].strip("| ")) for row in rows} == {*ERRORS, 405, 409}
+    assert {int(row[0].strip("| ")) for row in rows} == {*ERRORS, 405, 409, 431}
 
 
 def test_limits_are_those_of_the_code() -> None:
@@ -91,8 +91,11 @@ def test_limits_are_those_of_the_code() -> None:
         generation_body.MAX_STOP_CHARS,
         generation_body.MAX_STOP_TOKEN_IDS,
         generation_body.MAX_BIASES,
+        generation_body.MAX_ALLOWED_TOKEN_IDS,
         chat_body.MAX_MESSAGES,
+        generation_body.MAX_PROCESSORS,
         64,
+        ServerSettings().max_body_bytes >> 20,
     ]
     assert generation_body.MAX_BAD_WORDS == chat_body.MAX_TOOLS == generation_body.MAX_STOP_TOKEN_IDS
 

@@ -70,7 +70,7 @@ def checked_token_ids(name: str, value: object, advice: str, *, may_be_empty: bo
     ids = _items(value)
     if ids is None or not (ids or may_be_empty):
         raise refusal(name, value, f"a {'' if may_be_empty else 'non-empty '}list of token ids", advice)
-    if not (set(map(type, ids)) <= {int} and 0 <= min(ids, default=0) and max(ids, default=0) <= MAX_INT32):
+    if not (set(map(type, ids)) <= {int} and min(ids, default=0) >= 0 and max(ids, default=0) <= MAX_INT32):
         for token_id in ids:
             check_int(name, token_id, 0, MAX_INT32, "ids of the model's own vocabulary", "each id")
     return ids

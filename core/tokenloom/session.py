@@ -58,13 +58,11 @@ class Choice:
         outputs = [delta.output for delta in self.deltas]
         times = outputs[-1].times
         chunks = [(o.landed_s - times.arrival_s, len(o.token_ids)) for o in outputs if o.token_ids]
-        num_later = sum(count for _, count in chunks) - 1
         ttft_s = None if times.first_token_s is None else times.first_token_s - times.arrival_s
         e2e_s = None if times.finish_s is None else times.finish_s - times.arrival_s
-        tpot_s = (e2e_s - ttft_s) / num_later if ttft_s is not None and e2e_s is not None and num_later > 0 else None
         return RequestMetrics(
             ttft_s=ttft_s,
-            tpot_s=tpot_s,
+            tpot_s=times.tpot_s(sum(count for _, count in chunks)),
             e2e_s=e2e_s,
             queue_s=None if times.first_scheduled_s is None else times.first_scheduled_s - times.arrival_s,
             token_times_s=tuple(time_s for time_s, _ in chunks),

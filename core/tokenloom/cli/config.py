@@ -12,6 +12,7 @@ from tokenloom.cli.config_arguments import config_dir_option, overrides_argument
 from tokenloom.cli.console import print_json, print_table
 from tokenloom.compose import compose_config
 from tokenloom.compose.overrides import value_word
+from tokenloom.errors import ConfigError
 
 __all__ = ["config"]
 
@@ -25,6 +26,11 @@ def config(overrides: tuple[str, ...], config_dir: Path | None, as_json: bool) -
 
     For example: tokenloom config experiment=latency cache.block_size=32
     """
+    for word in overrides:
+        if word.startswith("server."):
+            raise ConfigError(
+                f"{word}: the keys of server are those of `tokenloom serve`; see `tokenloom explain server`"
+            )
     composed = compose_config(overrides, config_dir=config_dir)
     values = composed.to_dict()
     if as_json:

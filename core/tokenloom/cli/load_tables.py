@@ -108,6 +108,7 @@ def _print_one(result: Mapping[str, Any]) -> None:
     slo, window, tokens, client = result["slo"], result["window"], result["tokens"], result["client"]
     cached = f", {tokens['num_cached_tokens']} of them cached" if tokens["num_cached_tokens"] else ""
     prompt = "unknown" if tokens["num_prompt_tokens"] is None else f"{tokens['num_prompt_tokens']}{cached}"
+    counted = "" if tokens["counted_by"] is None else f", counted by {tokens['counted_by']}"
     rows = [
         (
             "requests",
@@ -127,7 +128,7 @@ def _print_one(result: Mapping[str, Any]) -> None:
             f"{1000 * slo['tpot_s']:g} ms",
         ),
         ("prompt tokens", prompt),
-        ("output tokens", f"{tokens['num_output_tokens']}, counted by {tokens['counted_by']}"),
+        ("output tokens", f"{tokens['num_output_tokens']}{counted}"),
         ("sent late, p99", f"{_ms(result['send_late_s']['p99'])} ms"),
         (
             "client",

@@ -185,7 +185,8 @@ def _check_fills(workload: Workload, concurrency: int) -> None:
     count = workload.num_requests
     if count is not None and count <= concurrency:
         raise ConfigError(
-            f"concurrency={concurrency}, but there are only {count} requests: none follows another, so the load is "
+            f"concurrency={concurrency}, but there {'is' if count == 1 else 'are'} only {count} "
+            f"request{'' if count == 1 else 's'}: none follows another, so the load is "
             f"never steady; give more (limit=), or use traffic=all, or cut_off=false"
         )
 

@@ -9,13 +9,16 @@ __all__ = ["may_hold_secret", "shown_override"]
 
 _SECRET = re.compile("key|secret|passw", re.IGNORECASE)
 _FILE = re.compile("file$|path$|dir$", re.IGNORECASE)
-_MODEL_WORD, _NEAR = "api_keys", 0.7
+_NEAR = 0.7
 _WORD = re.compile(r"[A-Za-z_]\w*")
 
 
 def may_hold_secret(key: str) -> bool:
     """Whether a dotted key, perhaps a misspelt one, is named like what holds secrets."""
-    return any(_is_secret_word(word) for word in _WORD.findall(key))
+    words = _WORD.findall(key)
+    # A mere "key" could be anything's, but for a server it is an API key.
+    is_of_server = bool(words) and (len(words) == 1 or _likeness(words[0], "server") > _NEAR)
+    return any(_is_secret_word(word) and (is_of_server or word.lower() != "key") for word in words)
 
 
 def shown_override(raw: str) -> str:
@@ -34,5 +37,8 @@ def shown_override(raw: str) -> str:
 def _is_secret_word(word: str) -> bool:
     if _FILE.search(word):
         return False
-    near = difflib.SequenceMatcher(None, word.lower(), _MODEL_WORD).ratio()
-    return bool(_SECRET.search(word)) or near > _NEAR
+    return bool(_SECRET.search(word)) or _likeness(word, "api_keys") > _NEAR
+
+
+def _likeness(word: str, model: str) -> float:
+    return difflib.SequenceMatcher(None, word.lower(), model).ratio()

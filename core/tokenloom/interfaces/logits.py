@@ -35,7 +35,9 @@ class LogitsConstraint(ABC):
     What an implementation promises: `allowed_mask` and `advance` agree (a token is legal exactly if its mask bit is
     set); no method depends on other requests or on the clock; the state lives on the host.
 
-    A mask that allows nothing is legal but ends the request with an error: that row has no finite logit.
+    A mask that allows nothing is legal but ends the request with an error: that row has no finite logit. It is also how
+    an implementation gives up on a state that takes far too much time, the one thing for which it may read a clock;
+    `failure` says why.
     """
 
     @abstractmethod
@@ -80,3 +82,8 @@ class LogitsConstraint(ABC):
     @abstractmethod
     def is_terminated(self) -> bool:
         """Whether the grammar is complete and its end-of-sequence token was accepted: no position follows."""
+
+    @property
+    def failure(self) -> str:
+        """Why the last mask allows nothing, for the request's error; "" if it allows something or nothing is known."""
+        return ""

@@ -29,6 +29,7 @@ class StatusError(RemoteServerError):
     """A server answered with an error status."""
 
     def __init__(self, url: str, status: int, message: str) -> None:
+        self.url = url
         self.status = status
         super().__init__(f"{url} answered {status}: {message}")
 
@@ -109,22 +110,22 @@ class LoadClient:
             StatusError: the server answered with an error status.
             RemoteServerError: it could not be reached, or did not answer with a JSON object.
         """
-        async with self._answer(self._post(body)) as response:
+        async with self._answer(lambda: self._post(body)) as response:
             return await self._json(response)
 
     async def get(self, url: str) -> dict[str, Any]:
         """Asks for a JSON object. Raises what `complete` does."""
-        request = self._session.get(url, headers=self.endpoint.headers, timeout=self._timeout)
-        async with self._answer(request) as response:
+        headers, timeout = self.endpoint.headers, self._timeout
+        async with self._answer(lambda: self._session.get(url, headers=headers, timeout=timeout)) as response:
             return await self._json(response)
 
     def _post(self, body: bytes) -> Any:
         return self._session.post(self.endpoint.url, data=body, headers=self.endpoint.headers, timeout=self._timeout)
 
     @asynccontextmanager
-    async def _answer(self, request: Any) -> AsyncIterator[aiohttp.ClientResponse]:
+    async def _answer(self, send: Callable[[], Any]) -> AsyncIterator[aiohttp.ClientResponse]:
         try:
-            async with request as response:
+            async with await _begun(send) as response:
                 yield response
         except (aiohttp.ClientError, OSError) as error:  # TimeoutError is an OSError
             reason = str(error) or type(error).__name__
@@ -138,6 +139,19 @@ class LoadClient:
             return msgspec.json.decode(data, type=dict[str, Any])
         except msgspec.MsgspecError as error:
             raise RemoteServerError(f"{response.url} did not answer with a JSON object: {data[:200]!r}") from error
+
+
+async def _begun(send: Callable[[], Any]) -> aiohttp.ClientResponse:
+    """The answer's head. A server may close a kept connection just when it is used: then nothing came, and the request
+    is sent once more over another one."""
+    response: aiohttp.ClientResponse
+    try:
+        response = await send()
+    except aiohttp.ClientConnectorError:
+        raise
+    except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError):
+        response = await send()
+    return response
 
 
 async def _drain(response: aiohttp.ClientResponse) -> None:

@@ -109,7 +109,7 @@ class _Ledger:
         self._num_tokens = 0
         self._outcomes: Counter[Outcome] = Counter()
 
-    async def send(self, request: LoadRequest, due_s: float | None) -> None:
+    async def send(self, request: LoadRequest, due_s: float | None) -> bool:
         sent_s = time.perf_counter() - self.start_s
         recorder = StreamRecorder(request, sent_s if due_s is None else due_s, sent_s)
         self._running.add(recorder)
@@ -123,6 +123,7 @@ class _Ledger:
             self.records.append(record)
             self._outcomes[record.outcome] += 1
             self._num_tokens += record.num_output_tokens
+        return record.failure != "connection"
 
     async def report_to(self, report: Callable[[LoadStatus], None]) -> None:
         while True:

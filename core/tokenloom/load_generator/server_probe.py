@@ -79,6 +79,11 @@ async def _models(client: LoadClient) -> tuple[str, ...]:
     except StatusError as error:
         if error.status in (401, 403):
             raise ConfigError(f"{error}; give the key by api_key=") from error
+        if not client.endpoint.model:
+            raise ConfigError(
+                f"{error.url} answered {error.status}; is the path of the URL right? If this server lists no models, "
+                "name one by model="
+            ) from error
         return ()
     rows = answer.get("data")
     names = [row.get("id") for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []

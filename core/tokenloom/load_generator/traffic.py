@@ -7,16 +7,22 @@ from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, final
 
+from tokenloom.errors import RemoteServerError
 from tokenloom.load_generator.load_request import LoadRequest
 
 __all__ = ["Send", "Traffic", "TrafficKind", "drive"]
 
 TrafficKind = Literal["closed", "poisson", "gamma", "trace", "all"]
-Send = Callable[[LoadRequest, float | None], Coroutine[Any, Any, None]]
-"""Sends one request that was due at that time (seconds from the start; None for now), and returns when it has ended."""
+Send = Callable[[LoadRequest, float | None], Coroutine[Any, Any, bool]]
+"""Sends one request that was due at that time (seconds from the start; None for now), and returns when it has ended:
+whether the server could be reached."""
 
 _EARLY_S = 1e-6
 """Some event loops round timers to milliseconds and fire early; nothing is sent earlier than by this."""
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
+"""Of a closed loop's slot whose server cannot be reached: without one, it would fail thousands of times a second."""
+_MISSES_PER_SLOT = 6
+"""So many in a row, in every slot, take some 3 s: the server is gone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +61,9 @@ async def drive(
     Returns:
         When the load began to fall, seconds from the start: at the last arrival in an open loop; when a slot stayed
         empty for want of requests in a closed one; at 0 if everything was sent at once.
+
+    Raises:
+        RemoteServerError: in a closed loop, the server cannot be reached any more.
     """
     sender = _Sender(requests, send, clock, start_s, traffic.duration_s)
     sending = asyncio.create_task(sender.run(traffic))
@@ -87,10 +96,18 @@ class _Sender:
         self._send = send
         self._clock, self._start_s = clock, start_s
         self._duration_s = float("inf") if duration_s is None else duration_s
+        self._misses_in_a_row = 0
         self.end_s = float("inf")
 
     async def run(self, traffic: Traffic) -> None:
         """Ends when all requests have ended."""
+        try:
+            await self._run(traffic)
+        except ExceptionGroup as errors:
+            # Requests fail in their records; what is raised, such as a prompt of the wrong form, is meant for the user.
+            raise errors.exceptions[0] from None
+
+    async def _run(self, traffic: Traffic) -> None:
         async with asyncio.TaskGroup() as group:
             if traffic.kind == "all":
                 self.end_s = 0.0
@@ -99,7 +116,7 @@ class _Sender:
             elif traffic.kind == "closed":
                 assert traffic.concurrency is not None, "a closed loop needs a concurrency"
                 for _ in range(traffic.concurrency):
-                    group.create_task(self._one_after_the_other())
+                    group.create_task(self._one_after_the_other(_MISSES_PER_SLOT * traffic.concurrency))
             else:
                 await self._at_arrivals(group)
 
@@ -118,11 +135,22 @@ class _Sender:
             group.create_task(self._send(request, request.arrival_s))
         self.end_s = last_s
 
-    async def _one_after_the_other(self) -> None:
+    async def _one_after_the_other(self, most_misses: int) -> None:
+        pause_s = _FIRST_PAUSE_S
         for request in self._requests:
             if self._now_s() >= self._duration_s:
                 break
-            await self._send(request, None)
+            if await self._send(request, None):
+                self._misses_in_a_row, pause_s = 0, _FIRST_PAUSE_S
+                continue
+            self._misses_in_a_row += 1
+            if self._misses_in_a_row >= most_misses:
+                raise RemoteServerError(
+                    f"the server cannot be reached any more: {self._misses_in_a_row} requests in a row found no "
+                    "connection; look at its log"
+                )
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
         self.end_s = min(self.end_s, self._now_s(), self._duration_s)
 
     def _now_s(self) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from dataclasses import replace
 from typing import Literal, final
 
@@ -16,6 +17,7 @@ from tokenloom.observability.shared_snapshots import SnapshotFolder
 
 __all__ = ["FrontEndMetrics"]
 
+_log = logging.getLogger(__name__)
 _PUBLISH_PERIOD_S = 1.0
 _ENGINE_TIMEOUT_S = 2.0
 """How long a scrape waits for the engine, which answers between two steps. Then it shows what it knew last."""
@@ -37,6 +39,7 @@ class FrontEndMetrics:
         self._store.start(name for name, metric in METRICS.items() if metric.of_http)
         self._engine: Snapshot = {}
         self._num_restarts = 0
+        self._has_failed_to_publish = False
 
     def begin_request(self) -> None:
         """An HTTP request has come; `end_request` follows."""
@@ -85,10 +88,21 @@ class FrontEndMetrics:
         """Publishes now and then, until it is cancelled, and once more then. Returns at once if there is no other."""
         try:
             while self._folder is not None:
-                self.publish()
+                self._try_to_publish()
                 await asyncio.sleep(_PUBLISH_PERIOD_S)
         finally:
+            self._try_to_publish()
+
+    def _try_to_publish(self) -> None:
+        """A folder that is full now may have room in a second; what could not be written is logged once."""
+        try:
             self.publish()
+        except OSError as error:
+            if not self._has_failed_to_publish:
+                _log.warning("the other workers' /metrics lack this one's latest values, for now: %s", error)
+            self._has_failed_to_publish = True
+        else:
+            self._has_failed_to_publish = False
 
     def _named(self, client: EngineClient) -> MetricLabels:
         """The labels, with the model's source as its name if it has no other; that is known once there is an engine."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import final
 
 import torch
@@ -33,10 +33,14 @@ class ConstrainedRows:
 @final
 @dataclass(frozen=True, slots=True)
 class AllowedTokens:
-    """Masks for some rows of a step: rows int64 [C], mask bool [C, V]; True may be sampled."""
+    """Masks for some rows of a step: rows int64 [C], mask bool [C, V]; True may be sampled.
+
+    `failures` says of rows in which nothing may be sampled why that is, where the constraint knows.
+    """
 
     rows: Tensor
     mask: Tensor
+    failures: Mapping[int, str] = field(default_factory=dict)
 
 
 def allowed_tokens(
@@ -60,20 +64,28 @@ def allowed_tokens(
     num_rows = sum(1 + len(request.draft_token_ids) for request in requests)
     mask = torch.zeros(num_rows, vocab_size, dtype=torch.bool)  # [num_rows, V], on the host
     rows: list[int] = []
+    failures: dict[int, str] = {}
     for request in requests:
-        for ahead in range(_write_masks(request, mask[len(rows) :])):
+        for ahead in range(_write_masks(request, mask[len(rows) :], failures)):
             rows.append(request.first_row + ahead)
     return AllowedTokens(
         rows=torch.tensor(rows, dtype=torch.int64, device=device),  # [C]
         mask=mask[: len(rows)].to(device),  # [C, V]
+        failures=failures,
     )
 
 
-def _write_masks(request: ConstrainedRows, mask: Tensor) -> int:
-    """Writes the masks of the rows that can be reached, and returns how many these are."""
+def _write_masks(request: ConstrainedRows, mask: Tensor, failures: dict[int, str]) -> int:
+    """Writes the masks of the rows that can be reached, and returns how many these are; fills in `failures`."""
     constraint = request.constraint
-    constraint.allowed_mask(mask[0])
     num_advanced = 0
+
+    def write_mask() -> None:
+        constraint.allowed_mask(mask[num_advanced])
+        if failure := constraint.failure:
+            failures[request.first_row + num_advanced] = failure
+
+    write_mask()
     try:
         for token_id in request.draft_token_ids:
             if not constraint.advance(token_id):
@@ -81,7 +93,7 @@ def _write_masks(request: ConstrainedRows, mask: Tensor) -> int:
             num_advanced += 1
             if constraint.is_terminated:
                 break
-            constraint.allowed_mask(mask[num_advanced])
+            write_mask()
     finally:
         is_terminated = constraint.is_terminated
         constraint.rollback(num_advanced)

@@ -76,7 +76,9 @@ def why_no_token(logits: Tensor, batch: SamplingBatch, allowed: AllowedTokens | 
             if float(processed[row].max()) != float("-inf"):
                 fault = "wrote NaN or +inf" if stage.is_plugin else "led to NaN or +inf"
                 return f"{'plugin ' if stage.is_plugin else ''}{stage.name} {fault} {where}"
-            return f"no token can be sampled {where}: {ALL_FORBIDDEN} {' and '.join(forbidding)}"
+            failure = "" if allowed is None else allowed.failures.get(row, "")
+            because = f" ({failure})" if failure else ""
+            return f"no token can be sampled {where}: {ALL_FORBIDDEN} {' and '.join(forbidding)}{because}"
     return f"no token can be sampled {where}"
 
 

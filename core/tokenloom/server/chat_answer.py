@@ -133,6 +133,7 @@ class Completion(msgspec.Struct):
 class _Choice:
     parser: ReplyParser | None
     has_called: bool = False
+    last_arguments: list[str] = field(default_factory=list)
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     deltas: list[ReplyDelta] = field(default_factory=list)
@@ -187,9 +188,7 @@ class ChatAnswer:
             chunks[0].logprobs = self._writer.chat(output.logprobs) if options.logprobs else None
             chunks[0].token_ids = optional(options.token_ids, output.token_ids)
         if choice.finish_reason is not None:
-            chunks.append(
-                ChunkChoice(index, Delta(), finish_reason=choice.finish_reason, stop_reason=choice.stop_reason)
-            )
+            chunks += [ChunkChoice(index, Delta(), finish_reason=choice.finish_reason, stop_reason=choice.stop_reason)]
         return b"".join(event(self._chunk([chunk], shown)) for chunk in chunks)
 
     def usage_event(self, usage: Usage) -> bytes:
@@ -238,9 +237,10 @@ class ChatAnswer:
             if reason is not None:
                 deltas = [*deltas, *choice.parser.finish()]
             deltas = [item for item in deltas if self._is_wanted(item)]
-            choice.has_called = choice.has_called or any(isinstance(item, ToolCallStart) for item in deltas)
+            _note_calls(choice, deltas)
         if reason is not None:
-            choice.finish_reason = "tool_calls" if reason == "stop" and choice.has_called else reason
+            is_cut = delta.output.stop_reason is not None and not _is_object("".join(choice.last_arguments))
+            choice.finish_reason = "tool_calls" if reason == "stop" and choice.has_called and not is_cut else reason
             choice.stop_reason = delta.output.stop_reason
         return deltas
 
@@ -270,6 +270,22 @@ class ChatAnswer:
             choice.stop_reason,
             optional(self._options.token_ids, choice.token_ids),
         )
+
+
+def _note_calls(choice: _Choice, deltas: Sequence[ReplyDelta]) -> None:
+    for item in deltas:
+        if isinstance(item, ToolCallStart):
+            choice.has_called = True
+            choice.last_arguments.clear()
+        elif isinstance(item, ToolCallArguments):
+            choice.last_arguments.append(item.fragment)
+
+
+def _is_object(text: str) -> bool:
+    try:
+        return isinstance(msgspec.json.decode(text), dict)
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return False
 
 
 def _chunk_delta(item: ReplyDelta) -> Delta:

@@ -98,8 +98,12 @@ class ChatExchange(Exchange):
                 "give one of them",
                 "max_completion_tokens",
             )
+        names = {"logprobs": "top_logprobs"}
+        if body.max_tokens is None:
+            names["max_tokens"] = "max_completion_tokens"
         return sampling_params(
             body,
+            names,
             max_tokens=next(iter(limits), None),
             logprobs=(body.top_logprobs or 0) if body.logprobs else None,
             prompt_logprobs=body.prompt_logprobs,

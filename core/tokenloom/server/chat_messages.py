@@ -60,7 +60,9 @@ def template_variables(
 def _message(message: Mapping[str, Any], where: str) -> dict[str, Any]:
     calls = message.get("tool_calls")
     if not calls:
-        # An empty list is what clients keep of a reply without calls.
+        # An empty list is what clients keep of a reply without calls, and null of one without text.
+        if calls == [] and message.get("content") is None:
+            message = {**message, "content": ""}
         return {key: value for key, value in message.items() if key != "tool_calls"}
     if not isinstance(calls, list):
         raise RequestError(f"{where}.tool_calls must be a list, got {calls!r:.80}", f"{where}.tool_calls")

@@ -46,7 +46,7 @@ class CompletionExchange(Exchange):
             raise RequestError(
                 f"the request asks for {self.num_choices} choices over all prompts, at most {MAX_CHOICES} are "
                 f"allowed (and {MAX_NUM_CHOICES} for each prompt); send several requests",
-                "n",
+                "prompt" if self._params.n == 1 else "n",
             )
         service.check_length(self._prompts)
 

@@ -22,6 +22,7 @@ from tokenloom.server.child_process import begin_child, end_child
 from tokenloom.server.log_lines import log_to_stderr
 from tokenloom.server.reports import ChildFailed, Composed, EngineReady
 from tokenloom.server.settings import ServerSettings, ServeSettings, read_api_keys
+from tokenloom.server.tools import choose_reasoning_parser, choose_tool_parser
 
 __all__ = ["EngineSetup", "run_engine"]
 
@@ -102,9 +103,16 @@ def _config(setup: EngineSetup) -> ComposedConfig:
     config = compose_config(setup.overrides, config_dir=setup.config_dir, command=ServeSettings)
     settings = config.extras_of(ServeSettings).server
     read_api_keys(settings)
+    check_parsers(settings)
     fallback_choice(config.engine, settings, setup.config_dir)
     setup.reports.send(Composed(settings, pickle.dumps(config)))
     return config
+
+
+def check_parsers(settings: ServerSettings) -> None:
+    """Raises ConfigError unless the parsers of tool calls and thoughts exist; what "auto" is, the template tells."""
+    choose_tool_parser(settings.tool_parser, None)
+    choose_reasoning_parser(settings.reasoning_parser, None)
 
 
 def fallback_choice(config: EngineConfig, settings: ServerSettings, config_dir: Path | None) -> PluginChoice | None:

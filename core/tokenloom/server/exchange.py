@@ -13,6 +13,7 @@ from tokenloom.server.answer_parts import AnswerHead, Usage
 from tokenloom.server.auth import Tenant
 from tokenloom.server.generation import Job
 from tokenloom.server.generation_body import GenerationBody
+from tokenloom.server.grammar_choice import grammar_field
 from tokenloom.text.output_processor import ChoiceDelta
 
 __all__ = ["AnswerWriter", "Exchange", "RequestContext", "check_stream_options", "new_head"]
@@ -64,6 +65,8 @@ class Exchange(ABC):
         self.context = context
         self.is_stream = bool(body.stream)
         self.wants_usage_always = body.wants_usage_always
+        self.many_field = "n" if body.n is not None and body.n > 1 else "prompt"
+        self.grammar_field = grammar_field(body)
 
     @property
     @abstractmethod

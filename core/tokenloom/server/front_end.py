@@ -129,8 +129,12 @@ class _FrontEnd:
         loop = asyncio.get_running_loop()
         self._place.is_draining = True
         self._server.should_exit = True
-        loop.call_later(timeout_s, self._client.stop_all)
+        loop.call_later(timeout_s, self._end_drain)
         loop.call_later(timeout_s + _LAST_WORDS_S, self._leave)
+
+    def _end_drain(self) -> None:
+        self._client.stop_all()
+        self._place.end_drain()
 
     def _leave(self) -> None:
         self._server.force_exit = True

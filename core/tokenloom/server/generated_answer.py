@@ -25,6 +25,8 @@ __all__ = ["GeneratedAnswer"]
 
 _log = logging.getLogger(__name__)
 _CLIENT_LEFT = 499
+GRAMMAR_PARAM = "response_format"
+"""What the engine calls the constraint, whichever field it came from."""
 _JSON = [(b"content-type", b"application/json")]
 _EVENTS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -51,7 +53,7 @@ class GeneratedAnswer(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         failure: ApiError | None = None
-        places = self._service.reserve(self._exchange.num_choices)
+        places = self._service.reserve(self._exchange.num_choices, self._exchange.many_field)
         watch = asyncio.create_task(self._watch(receive))
         try:
             job, writer = await self._exchange.prepare()
@@ -61,6 +63,8 @@ class GeneratedAnswer(Response):
                 await self._write(self._generation, writer, send)
         except TokenloomError as error:
             failure = api_error(error, self._service.settings.retry_after_s)
+            if failure.param == GRAMMAR_PARAM:
+                failure.param = self._exchange.grammar_field
         except ApiError as error:
             failure = error
         finally:

@@ -188,6 +188,7 @@ class _Part:
         self._processor = OutputProcessor(tokenizer, self._truncate)
         params, request_id = submission.params, submission.request_id
         ids = [request_id] if params.n == 1 else [f"{request_id}-{number}" for number in range(params.n)]
+        self._stop_token_ids = frozenset(params.stop_token_ids)
         self._live = {choice_id: first_index + number for number, choice_id in enumerate(ids)}
         for choice_id in ids:
             self._processor.add(Request(choice_id, submission.prompt_token_ids, params, seed=0, max_total_tokens=0))
@@ -202,6 +203,10 @@ class _Part:
             (delta,) = self._processor.process((output,))
             if self._drops_output:
                 delta = _without_output(delta)
+            reason = delta.output.stop_reason
+            if isinstance(reason, int) and reason not in self._stop_token_ids:
+                # Clients know the model's own end by null; a value means that something of theirs ended the text.
+                delta = replace(delta, output=replace(delta.output, stop_reason=None))
             if delta.output.finish_reason is not None:
                 del self._live[output.request_id]
             news.append((index, delta))

@@ -29,7 +29,8 @@ MAX_BAD_WORD_CHARS = 256
 MAX_BIASES = 1024
 MAX_LABEL_CHARS = 256
 MAX_CHOICE_STRINGS = 10_000
-_PROCESSORS = free_form(max_entries=16, max_values=256, max_chars=4096)
+MAX_PROCESSORS = 16
+_PROCESSORS = free_form(max_entries=MAX_PROCESSORS, max_values=256, max_chars=4096)
 _SCHEMA_WEIGHT = free_form(max_values=16_384)
 
 

@@ -11,7 +11,7 @@ from tokenloom.errors import RequestError
 from tokenloom.grammar_spec import GrammarSpec
 from tokenloom.server.generation_body import GenerationBody
 
-__all__ = ["choose_grammar"]
+__all__ = ["choose_grammar", "grammar_field"]
 
 _GUIDED = {"guided_json": "json", "guided_regex": "regex", "guided_choice": "choice", "guided_grammar": "grammar"}
 
@@ -36,6 +36,14 @@ def choose_grammar(body: GenerationBody) -> GrammarSpec | None:
     if len(found) > 1:
         raise RequestError(f"{' and '.join(found)} each constrain the text; give one of them", next(iter(found)))
     return next(iter(found.values()), None)
+
+
+def grammar_field(body: GenerationBody) -> str:
+    """The field that constrains the text; without one, only a tool can."""
+    fields = ("regex", "grammar", *_GUIDED, "structured_outputs", "response_format")
+    kind = (body.response_format or {}).get("type")
+    given = [name for name in fields if getattr(body, name) is not None]
+    return next((name for name in given if name != "response_format" or kind != "text"), "tools")
 
 
 def _from_response_format(value: Mapping[str, Any]) -> GrammarSpec | None:

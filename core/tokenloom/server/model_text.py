@@ -93,9 +93,9 @@ class ModelText:
 
         return await self._run(encode, num_body_bytes)
 
-    async def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str:
-        """The text of tokens; unknown ids are refused."""
-        ids = self._checked(token_ids)
+    async def decode(self, token_ids: list[int], *, skip_special_tokens: bool, param: str = "prompt") -> str:
+        """The text of tokens; unknown ids are refused, by the name of the field `param`."""
+        ids = self._checked(token_ids, param)
         return await self._run(
             lambda: self.tokenizer.decode(ids, skip_special_tokens=skip_special_tokens), len(token_ids)
         )
@@ -109,11 +109,11 @@ class ModelText:
             return work()
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
-    def _checked(self, token_ids: list[int]) -> list[int]:
+    def _checked(self, token_ids: list[int], param: str = "prompt") -> list[int]:
         limit = self.tokenizer.vocab_size
         if token_ids and not 0 <= min(token_ids) <= max(token_ids) < limit:
             worst = max(token_ids) if min(token_ids) >= 0 else min(token_ids)
-            raise RequestError(f"token id {worst!r:.40} is not in the model's vocabulary 0..{limit - 1}", "prompt")
+            raise RequestError(f"token id {worst!r:.40} is not in the model's vocabulary 0..{limit - 1}", param)
         return token_ids
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -44,8 +44,7 @@ async def read_request(service: Service, request: Request, model: type[BodyModel
     Raises:
         ApiError: it is too large, no JSON, or not what the endpoint takes; or the model is not served here.
     """
-    settings = service.settings
-    data = await _read(request, settings.max_body_bytes, settings.read_timeout_s)
+    data = await _read(service, request)
     fields = parse_object(data)
     ignored = check_fields(fields, model.model_fields)
     body = validate_body(model, fields)
@@ -59,13 +58,14 @@ async def read_request(service: Service, request: Request, model: type[BodyModel
     return ReadRequest(body, context, headers)
 
 
-async def _read(request: Request, max_bytes: int, timeout_s: float) -> bytes:
+async def _read(service: Service, request: Request) -> bytes:
     """The whole body, with or without a Content-Length.
 
     Raises:
         ApiError: 413 when it is too large, 408 when it does not come in time, 415 when it is not JSON, 400 when the
-            client went away.
+            client went away, 503 when the server cannot wait for it.
     """
+    max_bytes, timeout_s = service.settings.max_body_bytes, service.settings.read_timeout_s
     _check_media_type(request.headers.get("content-type"))
     length = request.headers.get("content-length", "")
     if length.isascii() and length.isdigit() and int(length) > max_bytes:
@@ -73,7 +73,7 @@ async def _read(request: Request, max_bytes: int, timeout_s: float) -> bytes:
     parts: list[bytes] = []
     num_bytes = 0
     try:
-        async with asyncio.timeout(timeout_s):
+        async with service.reading():
             async for part in request.stream():
                 num_bytes += len(part)
                 if num_bytes > max_bytes:
@@ -145,9 +145,9 @@ def _too_large(max_bytes: int, problem: str) -> ApiError:
 
 
 def _fault(loc: tuple[int | str, ...], kind: str, message: str, value: object) -> str:
-    text = message.removeprefix("Value error, ").removeprefix("Input should be ")
+    text = re.sub(r"^(Input|String|List|Dictionary|Value) should ", "must ", message.removeprefix("Value error, "))
     text = re.sub(r"a valid dictionary( or instance of \w+)?", "an object", text)
-    what = text if kind == "value_error" else f"must be {text}"
+    what = text.replace(" after validation", "")
     where = _path(loc)
     got = "" if kind in ("value_error", "missing") else f", got {_shown(value)}"
     if kind == "missing":
@@ -164,8 +164,8 @@ def _path(loc: tuple[int | str, ...]) -> str:
 
 def _shown(value: object) -> str:
     try:
-        text = repr(value)
-    except ValueError:
+        text = json.dumps(value, ensure_ascii=False)
+    except (ValueError, TypeError, RecursionError):
         # Python refuses to write integers of many thousand digits.
         return f"a {type(value).__name__} too long to show"
     return text if len(text) <= _MAX_SHOWN_INPUT else f"{text[:_MAX_SHOWN_INPUT]}..."

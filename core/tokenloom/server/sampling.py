@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -37,11 +38,12 @@ _SAME_NAME = (
 _MAX_SLO_S = 1e9
 
 
-def sampling_params(body: GenerationBody, **others: Any) -> SamplingParams:
+def sampling_params(body: GenerationBody, names: Mapping[str, str] | None = None, **others: Any) -> SamplingParams:
     """How to sample.
 
     Args:
         body: the request.
+        names: what the client calls a field of `SamplingParams`, where it is not the same.
         others: `max_tokens`, `logprobs` and `prompt_logprobs`, which the two APIs spell in their own ways.
 
     Raises:
@@ -54,7 +56,13 @@ def sampling_params(body: GenerationBody, **others: Any) -> SamplingParams:
         fields["logit_bias"] = {_token_id(key): bias for key, bias in body.logit_bias.items()}
     if body.allowed_token_ids is not None:
         fields["allowed_token_ids"] = list(dict.fromkeys(body.allowed_token_ids))
-    return SamplingParams(**fields, **others)
+    try:
+        return SamplingParams(**fields, **others)
+    except RequestError as error:
+        param, name = error.param or "", (names or {}).get(error.param or "")
+        if name is None:
+            raise
+        raise RequestError(str(error).replace(param, name, 1), name, code=error.code) from None
 
 
 def request_traits(body: GenerationBody, tenant: Tenant) -> RequestTraits:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import final
 
@@ -86,6 +87,30 @@ class Service:
         """Whether no more requests are taken; those that run may end."""
         return self._place.is_draining
 
+    @asynccontextmanager
+    async def reading(self) -> AsyncIterator[None]:
+        """Around the reading of a body.
+
+        Raises:
+            TimeoutError: it took too long.
+            ApiError: 503, the server's time to drain ended before the body had come.
+        """
+        try:
+            async with asyncio.timeout(self.settings.read_timeout_s) as read:
+                self._place.reads.add(read)
+                try:
+                    yield
+                finally:
+                    self._place.reads.discard(read)
+        except TimeoutError:
+            if not self._place.has_drained:
+                raise
+            message = "the server is shutting down, and the request was not complete"
+            error = ApiError(503, message, code="server_stopping")
+            # The rest of the body is not read.
+            error.headers["Connection"] = "close"
+            raise error from None
+
     @property
     def num_engine_restarts(self) -> int:
         """Engines that have died so far."""
@@ -162,8 +187,8 @@ class Service:
         self.check_serving()
         self.reserve(1).release()
 
-    def reserve(self, num_choices: int) -> HeldPlaces:
-        """Takes places for a request.
+    def reserve(self, num_choices: int, param: str = "n") -> HeldPlaces:
+        """Takes places for a request; `param` is the field that asks for so many.
 
         Raises:
             ApiError: 429, too few are free; 400, there are not so many.
@@ -174,7 +199,7 @@ class Service:
                 400,
                 f"the request asks for {num_choices} choices, and this server runs and queues {capacity} at most; ask "
                 "for fewer, in several requests",
-                param="n",
+                param=param,
             )
         try:
             return self._places.reserve(num_choices, capacity)
@@ -204,7 +229,7 @@ class Service:
                 unit = "characters" if is_text else "tokens"
                 raise RequestError(
                     f"{_SUBJECTS[field]} {len(prompt)} {unit}, at most {limit} are allowed with "
-                    f"max_model_len={self.info.max_model_len}; shorten it",
+                    f"max_model_len={self.info.max_model_len}; send less",
                     field,
                     code=CONTEXT_LENGTH_EXCEEDED,
                 )

@@ -24,7 +24,7 @@ class ServerSettings(BaseModel):
 
     model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    host: str = Field(
+    host: Annotated[str, Field(min_length=1)] = Field(
         default="127.0.0.1", description="Address to listen on; 0.0.0.0 is every address of this machine."
     )
     port: Annotated[int, Field(ge=0, le=65535)] = Field(
@@ -33,7 +33,7 @@ class ServerSettings(BaseModel):
     workers: Annotated[int, Field(ge=1, le=256)] = Field(
         default=1, description="Front-end processes, which parse, tokenize and write; the engine has its own."
     )
-    served_model_names: tuple[str, ...] = Field(
+    served_model_names: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
         default=(),
         description="Names that clients may use for the model, the first one is reported; [] takes the source's.",
         examples=[["my-model"]],

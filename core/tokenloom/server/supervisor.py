@@ -6,6 +6,7 @@ It holds the listening socket, loads no model and no torch, and touches no reque
 from __future__ import annotations
 
 import logging
+import resource
 import socket
 import time
 from enum import Enum, auto
@@ -33,6 +34,8 @@ _log = logging.getLogger(__name__)
 _LAST_WORDS_S = 5.0
 """Beyond the time to drain, how long processes may take to end before they are killed."""
 _SIGNAL_EXIT = 128
+_MAX_OPEN_FILES = 65_536
+"""For each process. Hard limits can be a billion, and some libraries walk through all that could be open."""
 
 
 class _Phase(Enum):
@@ -68,6 +71,7 @@ class Supervisor:
             ConfigError: the configuration is wrong, or the address is in use.
             EngineDeadError: a process cannot be started, or died too often.
         """
+        _raise_file_limit()
         with private_folder() as self._folder, StopSignals() as signals:
             self._engine = EngineKeeper(self._overrides, self._config_dir, self._folder)
             try:
@@ -197,6 +201,20 @@ class Supervisor:
         self._engine.kill()
         if self._listener is not None:
             self._listener.close()
+
+
+def _raise_file_limit() -> None:
+    """Each connection is an open file, and the usual soft limit of 1024 is a promise to programs that use select().
+
+    Children inherit it.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _MAX_OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        except (OSError, ValueError) as error:
+            _log.warning("at most %d files and connections can be open at a time: %s", soft, error)
 
 
 def _start_error(failure: ChildFailed | None, reason: str) -> TokenloomError:

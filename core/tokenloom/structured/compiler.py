@@ -21,8 +21,9 @@ from tokenloom.text.tokenizer import Tokenizer
 __all__ = ["GrammarCompiler", "compile_grammar"]
 
 _MAX_KEPT = 16
-# A lexer state takes some 2 KB; the other limits are the library's own, about 20 ms of work each.
-_LIMITS = LLParserLimits(max_lexer_states=20_000, verbose_errors=False)
+# A lexer state takes some 2 KB. A row has 4 items for each optional key of an object, and work that grows with the cube
+# of its items where the grammar is ambiguous, which the cursor's own limit ends. The others are the library's own.
+_LIMITS = LLParserLimits(max_lexer_states=20_000, max_items_in_row=1_000, verbose_errors=False)
 
 
 def compile_grammar(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, TypeVar, final
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +23,9 @@ __all__ = ["CompiledGrammar", "GrammarConstraint", "short_error"]
 
 _log = logging.getLogger(__name__)
 _MAX_MESSAGE_CHARS = 500
+# Ordinary masks take a twentieth of this; in some grammars a token costs more the longer the text is.
+_ALLOWED_S, _ALLOWED_PER_MASK_S = 0.5, 0.003
+_Result = TypeVar("_Result")
 # How the library's messages begin; its stop reasons do not tell these apart.
 _LEXER_LIMIT = "lexer error"
 _NO_TEXT = "NoExtension"
@@ -56,7 +60,8 @@ class GrammarConstraint(LogitsConstraint):
     """One cursor. End-of-sequence tokens are legal where the grammar may end, any of them; the first ends it.
 
     The library's matcher never leaves an error, which comes from its limits; then the cursor is built anew with limits
-    of its own, and if that does not help, nothing is legal any more and the request ends with an error.
+    of its own, and if that does not help, nothing is legal any more and the request ends with an error. So does
+    one whose cursor has taken much more CPU time than is ordinary: others wait for it.
     """
 
     def __init__(
@@ -66,12 +71,19 @@ class GrammarConstraint(LogitsConstraint):
         *,
         is_terminated: bool = False,
         matcher: LLMatcher | None = None,
+        cpu_clock: Callable[[], float] = time.thread_time,
     ) -> None:
-        """A cursor behind `token_ids`, which the grammar allows; `matcher` stands there already, if it is given."""
+        """A cursor behind `token_ids`, which the grammar allows; `matcher` stands there already, if it is given.
+
+        `cpu_clock` tells the CPU time of this thread, seconds.
+        """
         self._grammar = grammar
         self._ends = np.array(grammar.vocabulary.eos_token_ids, np.int64)
         self._token_ids = list(token_ids)
         self._is_terminated = is_terminated
+        self._cpu_clock = cpu_clock
+        self._taken_s, self._num_masks = 0.0, 0
+        self._failure = ""
         self._matcher = self._replayed() if matcher is None else matcher
 
     def __reduce__(self) -> tuple[Callable[..., GrammarConstraint], tuple[object, ...]]:
@@ -92,7 +104,16 @@ class GrammarConstraint(LogitsConstraint):
     def fork(self) -> GrammarConstraint:
         # A cursor that has not moved starts from the grammar as it is now, which may be newer than this one's.
         matcher = self._matcher.deep_copy() if self._token_ids else self._grammar.start()
-        return GrammarConstraint(self._grammar, self._token_ids, is_terminated=self._is_terminated, matcher=matcher)
+        fork = GrammarConstraint(
+            self._grammar,
+            self._token_ids,
+            is_terminated=self._is_terminated,
+            matcher=matcher,
+            cpu_clock=self._cpu_clock,
+        )
+        if self._token_ids:
+            fork._taken_s, fork._num_masks = self._taken_s, self._num_masks
+        return fork
 
     def advance(self, token_id: int) -> bool:
         if self._is_terminated:
@@ -100,7 +121,7 @@ class GrammarConstraint(LogitsConstraint):
         if token_id in self._grammar.vocabulary.eos_token_ids and self._matcher.is_accepting():
             self._is_terminated = True
             return True
-        num_taken = self._matcher.try_consume_tokens([token_id])
+        num_taken = self._timed(lambda: self._matcher.try_consume_tokens([token_id]))
         if self._has_met_shared_limit:
             self._renew()
             num_taken = self._matcher.try_consume_tokens([token_id])
@@ -125,19 +146,40 @@ class GrammarConstraint(LogitsConstraint):
     def is_terminated(self) -> bool:
         return self._is_terminated
 
+    @property
+    def failure(self) -> str:
+        return self._failure
+
     def _legal(self) -> npt.NDArray[np.uint8]:
         """0 or 1 per token, [V]."""
         num_tokens = len(self._grammar.vocabulary.tokens)
-        bits = self._matcher.compute_bitmask()
+        self._failure = ""
+        if self._taken_s > _ALLOWED_S + _ALLOWED_PER_MASK_S * self._num_masks:
+            return self._nothing(
+                f"it took {self._taken_s:.2f} s of CPU time for {self._num_masks} masks, far more than is ordinary; "
+                "make it less ambiguous"
+            )
+        self._num_masks += 1
+        bits = self._timed(self._matcher.compute_bitmask)
         if self._has_met_shared_limit:
             self._renew()
             bits = self._matcher.compute_bitmask()
         if self._matcher.is_error():
-            _log.warning("structured output (%s) gave up: %s", self._grammar.spec.kind, short_error(self._matcher))
-            return np.zeros(num_tokens, np.uint8)
+            return self._nothing(short_error(self._matcher))
         legal = np.unpackbits(np.frombuffer(bits, np.uint8), count=num_tokens, bitorder="little")
         legal[self._ends] |= self._matcher.is_accepting()
         return legal
+
+    def _nothing(self, reason: str) -> npt.NDArray[np.uint8]:
+        self._failure = f"the {self._grammar.spec.kind} was given up: {reason}"
+        _log.warning("structured output: %s", self._failure)
+        return np.zeros(len(self._grammar.vocabulary.tokens), np.uint8)
+
+    def _timed(self, call: Callable[[], _Result]) -> _Result:
+        start_s = self._cpu_clock()
+        result = call()
+        self._taken_s += self._cpu_clock() - start_s
+        return result
 
     @property
     def _has_met_shared_limit(self) -> bool:

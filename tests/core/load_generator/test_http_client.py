@@ -183,3 +183,36 @@ def test_a_slow_client_is_told() -> None:
     calm = ClientUse(cpu_s=1.0, wall_s=10.0, lag_s=array("d", [0.001])).to_dict(num_chunks=0)
     assert client_warnings(calm, {"p99": None}) == []
     assert calm["cpu_us_per_chunk"] is None
+
+
+def test_a_wrong_path_is_told_from_a_server_without_a_list() -> None:
+    async def probe(client: LoadClient) -> ServerFacts:
+        return await probe_server(client.at(replace(client.endpoint, base_url=f"{url}/v2", model="")), None, [1, 2])
+
+    with FakeServer().running() as url, pytest.raises(ConfigError, match=r"v2/models answered 404; is the path"):
+        with_client(url, probe)
+
+
+def test_a_question_over_a_connection_that_was_closed_is_asked_again() -> None:
+    """The first answer's connection is kept by the client and closed by the server, without a word."""
+    answer = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
+    num_connections = 0
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal num_connections
+        num_connections += 1
+        for is_answered in (True, num_connections > 1):
+            await reader.readuntil(b"{}")
+            if is_answered:
+                writer.write(answer)
+                await writer.drain()
+        writer.close()
+
+    async def main(stop: asyncio.Event) -> list[dict[str, Any]]:
+        async with await asyncio.start_server(serve, "127.0.0.1", 0) as server, open_session() as session:
+            url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
+            client = LoadClient(Endpoint(url, "completions", "tiny"), session, time.perf_counter)
+            return [await client.complete(b"{}") for _ in range(2)]
+
+    assert run_with_stop(main) == [{}, {}]
+    assert num_connections == 2

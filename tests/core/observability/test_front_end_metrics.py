@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from tokenloom.errors import EngineDeadError
 from tokenloom.observability.exposition import MetricLabels
 from tokenloom.observability.front_end_metrics import FrontEndMetrics
 from tokenloom.observability.http_observer import HttpObserver
-from tokenloom.observability.metric_store import MetricStore
+from tokenloom.observability.metric_store import MetricStore, Snapshot
 from tokenloom.observability.shared_snapshots import SnapshotFolder
 
 LABELS = MetricLabels("tiny")
@@ -116,6 +117,38 @@ def test_any_worker_tells_of_all_and_a_successor_goes_on_counting(tmp_path: Path
     assert [sample(scrape(worker), name, **labels) for worker in (successor, workers[0])] == [6, 6]
     assert sample(scrape(successor), "http_requests_in_progress") == 2
     assert sample(scrape(successor), "http_request_duration_seconds_count", route="/v1/models") == 6
+
+
+def test_publishing_goes_on_when_the_folder_could_not_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, second = (FrontEndMetrics(LABELS, SnapshotFolder(tmp_path, number)) for number in range(2))
+    monkeypatch.setattr("tokenloom.observability.front_end_metrics._PUBLISH_PERIOD_S", 0)
+    is_full, publish = True, SnapshotFolder.publish
+
+    def limited(folder: SnapshotFolder, snapshot: Snapshot) -> None:
+        if is_full:
+            raise OSError(errno.ENOSPC, "no space left")
+        publish(folder, snapshot)
+
+    monkeypatch.setattr(SnapshotFolder, "publish", limited)
+
+    async def serve() -> None:
+        nonlocal is_full
+        publishing = asyncio.create_task(first.publish_forever())
+        for _ in range(5):
+            await asyncio.sleep(0)
+        first.observe_refusal("too_large")
+        is_full = False
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert sample(await second.scrape(FakeClient()), "request_rejections_total", reason="too_large") == 1
+        publishing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await publishing
+
+    asyncio.run(serve())
+    assert caplog.text.count("no space left") == 1
 
 
 def test_publishing_ends_with_what_came_last(tmp_path: Path) -> None:

@@ -101,6 +101,7 @@ def test_attributes_follow_the_conventions_and_hold_no_text(spans: OtelSpans, ex
         "gen_ai.request.model": "tiny",
         "gen_ai.response.model": "tiny",
         "gen_ai.response.id": "chatcmpl-1",
+        "tokenloom.http_request_id": "mine-1",
         "gen_ai.response.finish_reasons": ("stop",),
         "gen_ai.usage.input_tokens": 40,
         "gen_ai.usage.output_tokens": 6,

@@ -140,3 +140,40 @@ def test_speculation_under_a_constraint_gives_the_tokens_of_no_speculation() -> 
         return tokens[:31]
 
     assert run(0) == run(1) == run(4)
+
+
+@final
+class GivenUp(LogitsConstraint):
+    """Allows everything at first and nothing behind it, and says why."""
+
+    def __init__(self) -> None:
+        self.num_tokens = 0
+
+    def fork(self) -> GivenUp:
+        return GivenUp()
+
+    def allowed_mask(self, out: Tensor) -> None:
+        out.fill_(self.num_tokens == 0)
+
+    def advance(self, token_id: int) -> bool:
+        self.num_tokens += 1
+        return True
+
+    def rollback(self, num_tokens: int) -> None:
+        self.num_tokens -= num_tokens
+
+    @property
+    def is_terminated(self) -> bool:
+        return False
+
+    @property
+    def failure(self) -> str:
+        return "too much" if self.num_tokens else ""
+
+
+def test_rows_that_allow_nothing_come_with_what_the_constraint_says_of_them() -> None:
+    requests = [ConstrainedRows(EvenTokens(), 2), ConstrainedRows(GivenUp(), 4, (1, 3))]
+    allowed = allowed_tokens(requests, VOCAB)
+    assert allowed is not None
+    assert allowed.rows.tolist() == [2, 4, 5, 6]
+    assert allowed.failures == {5: "too much", 6: "too much"}

@@ -254,6 +254,8 @@ def test_reason_names_the_constraint() -> None:
     allowed = AllowedTokens(torch.tensor([1]), torch.zeros(1, 4, dtype=torch.bool))
     found = reason([one(), one()], 1, random_logits(2, 9)[:, :4], allowed)
     assert found == "no token can be sampled at output position 4: every token is forbidden by the logits constraint"
+    told = AllowedTokens(allowed.rows, allowed.mask, {1: "it gave up"})
+    assert reason([one(), one()], 1, random_logits(2, 9)[:, :4], told) == f"{found} (it gave up)"
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])

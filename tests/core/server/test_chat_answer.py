@@ -160,3 +160,11 @@ def test_usage_of_a_stream_is_told_where_asked_for(byte_tokenizer: Tokenizer) ->
     chunks = streamed(answer(byte_tokenizer, ChatOptions(usage_chunk=True)), letter_by_letter("ab"))
     assert [chunk["usage"] for chunk in chunks[:-1]] == [None] * 4
     assert (chunks[-1]["choices"], chunks[-1]["usage"]["total_tokens"]) == ([], 5)
+
+
+def test_a_call_cut_by_a_stop_string_is_no_call_to_make(byte_tokenizer: Tokenizer) -> None:
+    cut = CALLS[: CALLS.index("2}")]
+    for text, stop, reason in ((cut, "2", "stop"), (CALLS, "!", "tool_calls"), (cut, None, "tool_calls")):
+        news: News = [(0, delta(text)), (0, delta("", None, FinishReason.STOP, stop))]
+        found = whole(answer(byte_tokenizer, parsers=hermes()), news)
+        assert found["choices"][0]["finish_reason"] == reason, (text, stop)

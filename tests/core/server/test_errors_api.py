@@ -8,6 +8,7 @@ import re
 import threading
 from collections.abc import AsyncIterator, Callable
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -419,14 +420,12 @@ def test_the_engine_knows_a_request_by_the_id_of_its_answer(
     serve: Serve, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, prompt: Any
 ) -> None:
     app = serve()
-    sent: list[str] = []
-    submit = app.client.submit
-    monkeypatch.setattr(
-        app.client, "submit", lambda submission: sent.append(submission.request_id) or submit(submission)
-    )
+    submit = Mock(wraps=app.client.submit)
+    monkeypatch.setattr(app.client, "submit", submit)
     with caplog.at_level("DEBUG", "tokenloom.server.request_report"):
         answer = app.post("/v1/completions", {"prompt": prompt, "n": 2}, headers={"X-Request-Id": "mine-1"})
     answer_id = answer.json["id"]
+    sent = [call.args[0].request_id for call in submit.call_args_list]
     assert all(request_id.startswith(answer_id) for request_id in sent)
     assert len(set(sent)) == len(answer.json["choices"]) // 2
     assert f"request mine-1 ({answer_id})" in caplog.text
@@ -474,3 +473,25 @@ def test_refusals_are_counted_once_wherever_they_happen(serve: Serve) -> None:
     head = {"Authorization": "Bearer secret"}
     text = locked.get("/metrics", headers=head).body.decode()
     assert re.search(r'request_rejections_total\{[^}]*reason="unauthorized"[^}]*\} 1.0', text)
+
+
+def test_a_refusal_names_the_field_that_the_client_sent(api: ServedApp) -> None:
+    hello = {"messages": [{"role": "user", "content": "x"}]}
+    for fields, param in (
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"max_completion_tokens": -1}, "max_completion_tokens"),
+        ({"max_tokens": -1}, "max_tokens"),
+        ({"regex": "("}, "regex"),
+        ({"guided_regex": "("}, "guided_regex"),
+        ({"response_format": {"type": "text"}, "structured_outputs": {"regex": "("}}, "structured_outputs"),
+    ):
+        answer = api.chat(**{**hello, **fields})
+        assert (answer.status, answer.error["param"]) == (400, param), answer.body
+    assert api.complete(prompt=["x"] * 65).error["param"] == "prompt"
+    assert api.post("/detokenize", {"tokens": [10**6]}).error["param"] == "tokens"
+
+
+def test_the_models_own_end_has_no_stop_reason(api: ServedApp) -> None:
+    asked = {"prompt": "x", "allowed_token_ids": [256], "ignore_eos": False}
+    ended = api.complete(**asked).json["choices"][0]
+    assert (ended["finish_reason"], ended["stop_reason"]) == ("stop", None)

@@ -99,7 +99,7 @@ def test_all_faults_are_told_at_once() -> None:
     with pytest.raises(ApiError) as caught:
         validate_body(ChatBody, {"temperature": "hot", "n": 1.5})
     assert "messages is required" in caught.value.message
-    assert "temperature: must be a valid number, got 'hot'" in caught.value.message
+    assert 'temperature: must be a valid number, got "hot"' in caught.value.message
     assert "n: " in caught.value.message
 
 
@@ -107,3 +107,17 @@ def test_long_values_are_not_repeated() -> None:
     with pytest.raises(ApiError) as caught:
         validate_body(CompletionBody, {"prompt": "x", "seed": "7" * 10**6})
     assert len(caught.value.message) < 300
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"prompt": "x", "cache_salt": ""}, 'cache_salt: must have at least 1 character, got ""'),
+        ({"prompt": "x", "n": True}, "n: must be a valid integer, got true"),
+        ({"prompt": "x", "allowed_token_ids": [None]}, "allowed_token_ids[0]: must be a valid integer, got null"),
+    ],
+)
+def test_faults_are_told_in_words_of_json(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        validate_body(CompletionBody, fields)
+    assert caught.value.message == message

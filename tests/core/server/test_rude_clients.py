@@ -195,6 +195,26 @@ def test_a_connection_serves_one_request_after_the_other(app: ServedApp) -> None
             assert answer.startswith(b"HTTP/1.1 200 OK")
 
 
+def test_a_body_that_has_not_come_when_the_drain_ends_is_told_so(serve: Serve) -> None:
+    app = serve()
+    whole = request({"prompt": "x"})
+
+    async def is_read() -> bool:
+        return bool(app.place.reads)
+
+    async def end_drain() -> None:
+        app.place.end_drain()
+
+    with connected(app) as client:
+        client.sendall(whole[:-5])
+        app.run(wait_until(is_read))
+        app.run(end_drain())
+        answer = read_all(client)
+    assert answer.startswith(b"HTTP/1.1 503 ")
+    assert b"server_stopping" in answer
+    assert not app.place.reads
+
+
 def test_a_refused_body_closes_its_connection(serve: Serve) -> None:
     app = serve(max_body_bytes=2000)
     with connected(app) as client:

@@ -11,7 +11,7 @@ from tokenloom.compose import ComposedConfig, compose_config
 from tokenloom.errors import ConfigError
 from tokenloom.server.api_key import ApiKey
 from tokenloom.server.auth import ApiKeys
-from tokenloom.server.engine_child import fallback_choice
+from tokenloom.server.engine_child import check_parsers, fallback_choice
 from tokenloom.server.settings import ServerSettings, ServeSettings, read_api_keys
 
 SECRET = "hunter2"
@@ -49,6 +49,8 @@ def test_a_block_can_be_given_as_a_mapping() -> None:
         ("server.log_level=loud", "must be 'debug', 'info', 'warning' or 'error'"),
         ("server=8000", "server=8000: must be a block with the keys host, port"),
         ("server.step_timeout_s=0", "must be greater than 0"),
+        ("server.host=", "server.host"),
+        ('server.served_model_names=[""]', "server.served_model_names"),
         ("server.served_model_names=gpt", "must be a list of text, as in server.served_model_names=[my-model]"),
     ],
 )
@@ -56,6 +58,19 @@ def test_a_wrong_key_or_value_is_named_with_what_is_allowed(override: str, messa
     with pytest.raises(ConfigError) as raised:
         compose(override)
     assert message in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("server.tool_parser=hermez", r"server\.tool_parser must be .*'hermez'.* Did you mean 'hermes'\?"),
+        ("server.reasoning_parser=qwen4", r"server\.reasoning_parser must be .*'qwen4'.* Did you mean 'qwen3'\?"),
+    ],
+)
+def test_a_parser_that_does_not_exist_is_refused_before_anything_loads(override: str, message: str) -> None:
+    check_parsers(settings_of())
+    with pytest.raises(ConfigError, match=message):
+        check_parsers(settings_of(override))
 
 
 def test_faults_of_engine_and_server_are_told_together() -> None:
@@ -85,6 +100,9 @@ def test_api_keys_are_never_shown() -> None:
         f"server.api_key=[{SECRET}]",
         f"server.api_kyes={SECRET}",
         f"server.secret={SECRET}",
+        f"server.key={SECRET}",
+        f"srever.key={SECRET}",
+        f"key={SECRET}",
         f"server={{api_key: {SECRET}}}",
         f"server={{api_keys: [{SECRET}}}",
         f"servr.api_keys=[{SECRET}]",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 from collections.abc import Callable, Iterator
 from typing import Any, final
@@ -150,6 +151,20 @@ def test_a_signal_drains_the_front_ends_and_then_stops_the_engine(
     out = capsys.readouterr().out
     assert out.startswith("listening on http://127.0.0.1:")
     assert out.endswith(" (model tiny, cpu)\n")
+
+
+@pytest.mark.parametrize(
+    ("limits", "raised_to"),
+    [((1024, 4096), (4096, 4096)), ((1024, 10**9), (65_536, 10**9)), ((4096, 4096), None), ((10**6, 10**9), None)],
+)
+def test_the_limit_of_open_files_is_raised_for_all_processes(
+    monkeypatch: pytest.MonkeyPatch, limits: tuple[int, int], raised_to: tuple[int, int] | None
+) -> None:
+    calls: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "getrlimit", lambda _: limits)
+    monkeypatch.setattr(resource, "setrlimit", lambda _, wanted: calls.append(wanted))
+    supervisor_module._raise_file_limit()
+    assert calls == ([] if raised_to is None else [raised_to])
 
 
 def test_a_second_signal_ends_at_once(run: Run) -> None:

@@ -120,6 +120,11 @@ def test_tools_that_may_not_be_called_are_not_shown(app: ServedApp) -> None:
     assert bytes(with_tools["prompt_token_ids"]).decode() == "[user]Hi"
 
 
+def test_an_empty_list_of_calls_goes_with_null_as_content(app: ServedApp) -> None:
+    messages = [{"role": "assistant", "content": None, "tool_calls": []}, {"role": "user", "content": "Hi"}]
+    assert app.chat(messages=messages, max_tokens=1).status == 200
+
+
 def test_arguments_of_earlier_calls_reach_the_template_as_objects(app: ServedApp) -> None:
     function = {"name": "weather", "arguments": '{"city": "Rome"}'}
     messages = [

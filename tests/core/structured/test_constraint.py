@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import pickle
 import random
 
@@ -10,6 +11,8 @@ import pytest
 from tests.core.structured.conftest import NUM_PADDED
 from tests.core.structured.walking import compiled, legal_ids, spelled, takes, walk
 from tokenloom.structured import GrammarCompiler, GrammarSpec
+from tokenloom.structured.compiler import _build_matcher
+from tokenloom.structured.constraint import CompiledGrammar, GrammarConstraint
 from tokenloom.structured.vocabulary import token_vocabulary
 from tokenloom.text import Tokenizer
 
@@ -133,3 +136,34 @@ def test_characters_may_span_tokens(text: str, byte_level: Tokenizer) -> None:
     constraint = compiled(SPECS["choice"], byte_level)
     assert takes(constraint, text, byte_level)
     assert not takes(constraint, text[:-1] + "x", byte_level)
+
+
+def test_a_cursor_that_takes_too_much_cpu_time_allows_nothing_and_says_so(byte_level: Tokenizer) -> None:
+    """The clock of this test says 20 ms for each call; forks of the beginning have a budget of their own."""
+    ticks = itertools.count()
+    vocabulary = token_vocabulary(byte_level, byte_level.vocab_size, byte_level.eos_token_ids)
+    grammar = CompiledGrammar(GrammarSpec.regex("a*"), vocabulary, _build_matcher)
+    beginning = GrammarConstraint(grammar, cpu_clock=lambda: 0.020 * next(ticks))
+    (token_id,) = spelled("a", byte_level)
+    cursor, num_advanced = beginning.fork(), 0
+    while token_id in legal_ids(cursor, byte_level):
+        assert not cursor.failure
+        assert cursor.advance(token_id)
+        num_advanced += 1
+        assert num_advanced < 100, "the limit was not met"
+    assert num_advanced > 5
+    assert "regex was given up: it took 0." in cursor.failure
+    assert not legal_ids(cursor.fork(), byte_level)
+    assert cursor.advance(token_id), "what was drawn under an earlier mask stays legal"
+    assert token_id in legal_ids(beginning.fork(), byte_level)
+
+
+def test_ordinary_cursors_take_as_long_as_they_like(byte_level: Tokenizer) -> None:
+    ticks = itertools.count()
+    vocabulary = token_vocabulary(byte_level, byte_level.vocab_size, byte_level.eos_token_ids)
+    grammar = CompiledGrammar(GrammarSpec.regex("a*"), vocabulary, _build_matcher)
+    cursor = GrammarConstraint(grammar, cpu_clock=lambda: 0.001 * next(ticks)).fork()
+    (token_id,) = spelled("a", byte_level)
+    for _ in range(600):
+        assert token_id in legal_ids(cursor, byte_level)
+        assert cursor.advance(token_id)

@@ -76,7 +76,7 @@ def text_routes(service: Service) -> APIRouter:
         service.check_length([read.body.tokens], "tokens", num_to_come=0)
         text = await service.text_apart()
         skips = read.body.skip_special_tokens is True
-        return _json({"prompt": await text.decode(read.body.tokens, skip_special_tokens=skips)})
+        return _json({"prompt": await text.decode(read.body.tokens, skip_special_tokens=skips, param="tokens")})
 
     return router
 
