@@ -27,6 +27,7 @@ BodyModel = TypeVar("BodyModel", bound=BaseModel)
 IGNORED_HEADER = "X-Ignored-Fields"
 _MAX_SHOWN_FAULTS = 5
 _MAX_SHOWN_INPUT = 80
+_JSON = json.JSONEncoder(ensure_ascii=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,8 +164,13 @@ def _path(loc: tuple[int | str, ...]) -> str:
 
 
 def _shown(value: object) -> str:
+    text = ""
     try:
-        text = json.dumps(value, ensure_ascii=False)
+        # Looks at no more of a long list than is shown.
+        for part in _JSON.iterencode(value):
+            text += part
+            if len(text) > _MAX_SHOWN_INPUT:
+                break
     except (ValueError, TypeError, RecursionError):
         # Python refuses to write integers of many thousand digits.
         return f"a {type(value).__name__} too long to show"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -101,6 +102,21 @@ def test_all_faults_are_told_at_once() -> None:
     assert "messages is required" in caught.value.message
     assert 'temperature: must be a valid number, got "hot"' in caught.value.message
     assert "n: " in caught.value.message
+
+
+def test_of_a_long_value_no_more_is_looked_at_than_is_shown() -> None:
+    class Watched(list[int]):
+        num_seen = 0
+
+        def __iter__(self) -> Iterator[int]:
+            for item in super().__iter__():
+                self.num_seen += 1
+                yield item
+
+    value = Watched(range(100_000))
+    with pytest.raises(ApiError, match=r"got \[0, 1, 2, .*\.\.\.$"):
+        validate_body(CompletionBody, {"prompt": "x", "user": value})
+    assert value.num_seen < 100
 
 
 def test_long_values_are_not_repeated() -> None:
