@@ -1,5 +1,6 @@
 # make demo   an environment, the default model, an answer
 # make test   every test
+# make soak   two minutes of a server under twice the load that it sustains; needs a quiet machine
 # make check  ruff, mypy and the fast tests: before every commit
 PYTHON ?= python3
 VENV ?= .venv
@@ -8,13 +9,18 @@ STAMP := $(VENV)/.installed
 # One worker a core; the tests of a file stay together, as they share what is slow to make.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --dist loadfile
 
-.PHONY: demo test check lint install model clean
+.PHONY: demo test soak check lint install model clean
 
 demo: install
 	$(BIN)/tokenloom generate --chat "What is the capital of France?" max_tokens=48
 
 test: install model
 	$(PYTEST)
+
+# Requests are short, so that a minute has many. What else runs for a moment may spoil an attempt.
+soak: install model
+	$(BIN)/python benchmarks/serving_soak.py --seconds 60 --settle-seconds 30 --probe-seconds 10 --prompt-tokens 16 \
+		--output-tokens 8 --length-spread 0 --attempts 2
 
 check: lint
 	$(PYTEST) -m "not slow"

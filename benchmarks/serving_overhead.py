@@ -112,7 +112,9 @@ def over_http(base_url: str, items: list[WorkloadItem], traffic: Traffic) -> Mea
             client = LoadClient(endpoint, session, time.perf_counter)
             # The probe also opens the connection, which a client of a running service has.
             server = await probe_server(client, "token_ids", [300])
-            return await measure(test, server, client, 0, stop)
+            measured = await measure(test, server, client, 0, stop)
+            measured.require_server()
+            return measured
 
     return run_with_stop(run)
 

@@ -1,15 +1,16 @@
-"""Runs the stress test: every scheduler x victim x admission x cache x evictor under random traffic on tiny pools.
+"""Runs the stress test: every scheduler x victim x admission x mode x cache x evictor, random traffic, tiny pools.
 
     python benchmarks/stress_simulation.py --steps 1000000 --seed 0
     python benchmarks/stress_simulation.py --seed 0 --case 17 --requests 0 3
 
 The engine, the policies and the caches are the real ones, with `debug.checks=full`; the model is a stub that knows what
 must lie in every KV slot and which tokens every request must yield. Each case draws a combination of plugins and their
-settings, block size and count, KV groups, step budgets, drafts, preemption modes with delays and losses of swaps, and
-the traffic: priorities, tenants, targets, shared prefixes, aborts, stop strings and failing rows. The run fails at a
-broken invariant, a request that never ends or yields other tokens than alone, one that waits longer than its scheduler
-states, or a step without progress. A failure is printed with the smallest traffic that shows it and the arguments that
-run it again. Ctrl-C ends the run and prints what there is.
+settings, block size and count, KV groups, step budgets, drafts, host memory with delays and losses of swaps, and the
+traffic: priorities, tenants, targets, shared prefixes, aborts, stop strings and failing rows. In three cases of four
+memory is short for what comes. The run fails at a broken invariant, a request that never ends or yields other tokens
+than alone, one that waits longer than its scheduler states, or a step without progress; and when something never
+preempted, swapped, kept blocks or evicted in many cases in which it could have. A failure is printed with the smallest
+traffic that shows it and the arguments that run it again. Ctrl-C ends the run and prints what there is.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from rich.table import Table
 
 from tokenloom.testing.stress import StressReport, run_stress
 from tokenloom.testing.stress_case import draw_case
+from tokenloom.testing.stress_coverage import find_gaps, reach_of
 from tokenloom.testing.stress_run import run_case
 
 COLUMNS = {
@@ -36,9 +38,12 @@ COLUMNS = {
     "steps": "num_steps",
     "requests": "num_requests",
     "ended early": "num_aborted",
+    "as victims": "num_aborted_preempted",
     "preempted": "num_preemptions",
+    "kept blocks": "num_partial",
     "swapped": "num_swaps",
     "lost": "num_lost_swaps",
+    "evicted": "num_evicted",
     "cached tokens": "num_cached_tokens",
     "recomputed": "num_recomputed_tokens",
 }
@@ -59,7 +64,7 @@ def main() -> int:
     if arguments.output is not None:
         rows = {str(combination): asdict(counts) for combination, counts in sorted(report.counts.items())}
         arguments.output.write_text(json.dumps({"seed": report.seed, "combinations": rows}, indent=1) + "\n")
-    return 1 if report.failures else 0
+    return 1 if report.failures or find_gaps(report.counts) else 0
 
 
 def parse() -> argparse.Namespace:
@@ -91,6 +96,7 @@ def print_report(report: StressReport, wall_s: float) -> None:
         report.sum_by(lambda one: f"scheduler={one.scheduler}"),
         report.sum_by(lambda one: f"victim={one.victim or 'none'}"),
         report.sum_by(lambda one: f"admission={one.admission or 'none'}"),
+        report.sum_by(lambda one: f"preempt_mode={one.preempt_mode}"),
         report.sum_by(lambda one: f"cache={one.cache}"),
         report.sum_by(lambda one: f"eviction={one.eviction or 'none'}"),
         {"all": report.total},
@@ -107,6 +113,10 @@ def print_report(report: StressReport, wall_s: float) -> None:
         f"{missed}; {total.num_steps / wall_s:.0f} steps/s; {len(report.failures)} cases failed; the next "
         f"case is {report.next_case}"
     )
+    reached = ", ".join(map(str, reach_of(report.counts)))
+    print(f"of the combinations of scheduler, victim, admission and preempt_mode that can: {reached}")
+    for gap in find_gaps(report.counts):
+        print(f"too tame: {gap}")
     for failure in report.failures:
         print(f"\n{failure.case}\n  {failure.error}\n  again: {sys.argv[0]} {failure.arguments}")
 

@@ -38,6 +38,7 @@ LAYERS: tuple[frozenset[str], ...] = (
             "interrupts",
             "json_file",
             "model_config",
+            "output_files",
             "parallel",
             "plugin_discovery",
             "plugin_guard",
@@ -47,6 +48,7 @@ LAYERS: tuple[frozenset[str], ...] = (
             "rope_config",
             "sampling_fields",
             "sampling_params",
+            "settings_base",
             "settings_validation",
             "unguarded",
         }
@@ -78,7 +80,6 @@ LAYERS: tuple[frozenset[str], ...] = (
             "request_book",
             "request_factory",
             "request_options",
-            "request_queue",
             "row_plan",
             "step_inputs",
             "structured",

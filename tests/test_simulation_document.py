@@ -47,7 +47,7 @@ def test_each_simulation_runs(command: str, folder: Path, capsys: pytest.Capture
 def test_calibrate_runs(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (command,) = [command for command in COMMANDS if command not in SIMULATIONS]
     model = write_tiny_llama(folder / "model", with_tokenizer=True)
-    quick = command.replace("seconds=60", "seconds=0.01").replace("mine.yaml", "other.yaml")
+    quick = command.replace("seconds=120", "seconds=0.01").replace("mine.yaml", "other.yaml")
     words = ("cache.num_blocks=64", "longest_prompt=100", "most_running=4", "engine.num_threads=1")
     assert main([*shlex.split(quick)[1:], f"model={model}", *words]) == 0
     assert (folder / "other.yaml").exists()

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tokenloom.cli import main
-from tokenloom.tracing.trace_file import EVENTS
+from tokenloom.tracing.record_schema import EVENTS
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENT = (ROOT / "docs" / "tracing.md").read_text(encoding="utf-8")

@@ -74,8 +74,7 @@ class NewRow:
     """Everything an executor needs to know about a request that joins (or comes back after preemption).
 
     Attributes:
-        token_ids: prompt and output so far.
-        num_prompt_tokens: how many of them are the prompt.
+        token_ids, num_prompt_tokens: prompt and output so far, and how many of them are the prompt.
         params, seed, choice_index: for sampling; noise depends on (seed, choice_index, output position) alone.
         forbidden_stop_ids: token ids masked until min_tokens outputs exist.
         bad_words: token id sequences that must not appear.
@@ -243,14 +242,15 @@ class TokenLogprobs:
     """Log-probabilities at one position, of the model's raw distribution (natural log).
 
     Attributes:
-        token_id: the token emitted, or the prompt's.
-        logprob: its log-probability.
+        token_id, logprob: the token emitted, or the prompt's, and its log-probability.
         top: (token_id, logprob) of the most probable tokens, best first.
+        rank: the token's place among all tokens, 1 for the most probable; None where it was not counted.
     """
 
     token_id: int
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
+    rank: int | None = None
 
 
 @unguarded

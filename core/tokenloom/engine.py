@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from threading import Lock
 from typing import final
 
@@ -131,9 +131,8 @@ class Engine:
     def replace_scheduler(self, choice: PluginChoice) -> None:
         """Lets another scheduler decide from now on; no request may be live."""
         assert not self.has_work(), f"{choice.name} would not know the {len(self._book.requests)} live requests"
-        scheduler, label = choice.build(self._parts.limits), f"scheduler={choice.name}"
-        self._parts = replace(self._parts, scheduler=scheduler, labels={**self._parts.labels, "scheduler": label})
-        self._book.replace_scheduler(scheduler, label)
+        self._parts = self._parts.with_scheduler(choice)
+        self._book.replace_scheduler(self._parts.scheduler, self._parts.labels["scheduler"])
 
     def close(self) -> None:
         """Frees the model and its memory; idempotent."""

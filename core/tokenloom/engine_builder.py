@@ -9,7 +9,7 @@ from tokenloom.capability_check import capability_check
 from tokenloom.clock import Clock, MonotonicClock
 from tokenloom.engine import Engine
 from tokenloom.engine_config import EngineConfig
-from tokenloom.engine_parts import EngineParts
+from tokenloom.engine_parts import EngineParts, build_scheduler
 from tokenloom.engine_tap import EngineTap
 from tokenloom.errors import CapabilityError
 from tokenloom.interfaces.cache import CacheConfig, CacheContext, PrefixCache
@@ -98,13 +98,10 @@ def wire_engine(
         executor, clock = tap.executor(executor), tap.clock(clock)
     kv = _build_kv(config, facts, clock, flags)
     limits = _limits(config, facts, kv)
-    scheduler = cast(SchedulerConfig, config.scheduler.config).build(limits)
-    for tap in taps:
-        scheduler = tap.scheduler(scheduler)
     return Engine(
         EngineParts(
             executor=executor,
-            scheduler=scheduler,
+            scheduler=build_scheduler(config.scheduler, limits, taps),
             kv=kv,
             draft_policy=_draft_policy(config, limits),
             limits=limits,
@@ -112,6 +109,7 @@ def wire_engine(
             checks=config.debug.checks,
             labels=_labels(config),
             on_close=on_close,
+            taps=tuple(taps),
         )
     )
 

@@ -5,20 +5,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from tokenloom.interfaces.contract import PluginChoice
+from tokenloom.settings_base import Settings
 
 __all__ = ["DebugSettings", "EngineConfig", "EngineSettings", "ModelSettings", "TraceSettings"]
 
 
-class _Settings(BaseModel):
-    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-
-class ModelSettings(_Settings):
+class ModelSettings(Settings):
     """Which model to run, and in which form."""
 
     source: str = Field(
@@ -36,7 +33,7 @@ class ModelSettings(_Settings):
     )
 
 
-class EngineSettings(_Settings):
+class EngineSettings(Settings):
     """Settings of the step loop itself."""
 
     seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(
@@ -51,9 +48,14 @@ class EngineSettings(_Settings):
     num_threads: Annotated[int, Field(ge=1)] | None = Field(
         default=None, description="CPU threads of the forward pass; null takes OMP_NUM_THREADS or the physical cores."
     )
+    operations: Literal["auto", "torch", "native"] = Field(
+        default="auto",
+        description="Linear layers, norms and the like: torch's, or native: C++ for bfloat16 on a CPU, compiled on "
+        "first use; auto is native where that is possible.",
+    )
 
 
-class DebugSettings(_Settings):
+class DebugSettings(Settings):
     """How much the engine checks itself."""
 
     checks: Literal["off", "cheap", "full"] = Field(
@@ -62,7 +64,7 @@ class DebugSettings(_Settings):
     )
 
 
-class TraceSettings(_Settings):
+class TraceSettings(Settings):
     """A record of what the engine decides."""
 
     file: str | None = Field(
@@ -70,7 +72,7 @@ class TraceSettings(_Settings):
     )
 
 
-class EngineConfig(_Settings):
+class EngineConfig(Settings):
     """One engine: core settings plus one plugin of each kind."""
 
     model: ModelSettings

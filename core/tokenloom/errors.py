@@ -6,6 +6,7 @@ TokenloomError
 ├── PluginError              a plugin package cannot be found, imported or trusted
 │   ├── ContractVersionError it was written for another contract version
 │   └── PluginContractError  it broke a rule of its contract while running
+├── NativeBuildError         native code cannot be compiled or loaded on this machine
 ├── ModelError               a checkpoint, tokenizer or source is missing, corrupt or not supported
 ├── RequestError             one request can never run as asked (bad parameters, too long)
 ├── OverloadedError          too much waits already; the same request may be taken later
@@ -30,6 +31,7 @@ __all__ = [
     "EngineBusyError",
     "EngineDeadError",
     "ModelError",
+    "NativeBuildError",
     "OutOfMemoryError",
     "OverloadedError",
     "PluginContractError",
@@ -77,6 +79,10 @@ class PluginContractError(PluginError):
         self.plugin = plugin
         self.rule = rule
         super().__init__(f"plugin {plugin} broke the rule '{rule}': {detail}")
+
+
+class NativeBuildError(TokenloomError):
+    """Native code cannot be compiled or loaded on this machine; the message names what can be used instead."""
 
 
 class ModelError(TokenloomError):

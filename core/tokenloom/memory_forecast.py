@@ -13,7 +13,13 @@ from tokenloom.checkpoint.base import Checkpoint
 from tokenloom.engine_config import EngineConfig
 from tokenloom.errors import CapabilityError, ConfigError
 from tokenloom.executors.activation_memory import activation_peak_bytes, workspace_bytes
-from tokenloom.executors.device_choice import available_bytes, choose_device, choose_dtype, choose_max_model_len
+from tokenloom.executors.device_choice import (
+    available_bytes,
+    choose_device,
+    choose_dtype,
+    choose_max_model_len,
+    choose_ops,
+)
 from tokenloom.executors.kv_memory import kv_groups
 from tokenloom.executors.model_contexts import attention_context, model_traits
 from tokenloom.interfaces.attention import AttentionConfig
@@ -27,7 +33,7 @@ from tokenloom.models.layers import LayerFactory
 from tokenloom.models.load_targets import LoadTarget
 from tokenloom.models.registry import architecture_named
 from tokenloom.models.skip_list import SkipList, checkpoint_skip_entries
-from tokenloom.ops.table import build_op_table
+from tokenloom.ops.table import outline_op_table
 from tokenloom.parallel import ParallelContext
 from tokenloom.plugins import default_registry
 from tokenloom.request import Request
@@ -178,7 +184,7 @@ def _outline(
         dtype,
         torch.device("meta"),
         ParallelContext(),
-        build_op_table(torch.device("cpu"), deterministic=config.engine.deterministic),
+        outline_op_table(choose_ops(config.engine, choose_device(config.model), dtype)),
         max_model_len,
     )
     model = architecture_named(checkpoint.config.architecture).make_model(checkpoint.config, factory, None)

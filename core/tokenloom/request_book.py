@@ -11,11 +11,17 @@ from tokenloom.engine_output import EngineStats
 from tokenloom.engine_parts import EngineParts
 from tokenloom.errors import RequestError
 from tokenloom.interfaces.scheduler import Scheduler
-from tokenloom.interfaces.scheduler_events import RequestArrived, RequestFinished, RequestPreempted, SchedulerEvent
+from tokenloom.interfaces.scheduler_events import (
+    RequestAdmitted,
+    RequestArrived,
+    RequestFinished,
+    RequestPreempted,
+    SchedulerEvent,
+)
 from tokenloom.kv.manager import PrefixMatch
 from tokenloom.plugin_guard import plugin_call
 from tokenloom.request import FinishReason, Request, RequestStatus
-from tokenloom.request_queue import RequestQueue
+from tokenloom.scheduling import WaitingOrder
 
 __all__ = ["RequestBook"]
 
@@ -41,7 +47,7 @@ class RequestBook:
         self._running: dict[str, Request] = {}
         self._removed: list[str] = []
         self._events: list[SchedulerEvent] = []
-        self.waiting = RequestQueue()
+        self.waiting = WaitingOrder[Request]()
 
     @property
     def requests(self) -> Mapping[str, Request]:
@@ -125,11 +131,13 @@ class RequestBook:
         self._running[request.request_id] = request
         request.status = RequestStatus.RUNNING
         request.num_computed_tokens = match.num_tokens
+        now_s = self._clock.now()
         if request.first_scheduled_time_s is None:
             self._backlog.leave(request)
-            request.first_scheduled_time_s = self._clock.now()
+            request.first_scheduled_time_s = now_s
             request.num_cached_tokens = min(match.num_tokens, request.num_prompt_tokens)
             self._stats.num_cached_tokens += request.num_cached_tokens
+        self._events.append(RequestAdmitted(now_s, request))
 
     def preempt(self, request: Request, mode: PreemptMode, keep_blocks: int) -> None:
         """Takes a running request's slot and memory; it waits again, to be computed anew or to get its KV back.

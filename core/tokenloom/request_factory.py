@@ -14,14 +14,22 @@ from tokenloom.interfaces.logits import LogitsConstraint
 from tokenloom.plugins import Registry, default_registry
 from tokenloom.request import Request
 from tokenloom.request_options import check_token_options, choose_processors
+from tokenloom.sampling_fields import MAX_INT32, check_int, checked_float, refusal
 from tokenloom.sampling_params import SamplingParams
 
 __all__ = ["RequestFactory", "RequestTraits"]
 
+_MAX_SECONDS = 1e9
+"""Of a target or a promise: some thirty years."""
+
 
 @dataclass(frozen=True, slots=True)
 class RequestTraits:
-    """What schedulers and caches may know of a request beside its tokens; see `Request` for the meaning."""
+    """What schedulers and caches may know of a request beside its tokens; see `RequestView` for the meaning.
+
+    Raises:
+        RequestError: a value is out of range or of another type; its `param` is the field.
+    """
 
     priority: int = 0
     tenant: str = ""
@@ -31,6 +39,31 @@ class RequestTraits:
     retention_priority: int = 0
     retention_ttl_s: float | None = None
     constraint: LogitsConstraint | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("priority", "retention_priority"):
+            check_int(name, getattr(self, name), -MAX_INT32, MAX_INT32, "0 for an ordinary request")
+        for name in ("ttft_slo_s", "tpot_slo_s", "retention_ttl_s"):
+            value = getattr(self, name)
+            if value is not None:
+                checked = checked_float(name, value, 0, _MAX_SECONDS, "0.5, or leave it out", low_is_open=True)
+                object.__setattr__(self, name, checked)
+        for name in ("tenant", "cache_salt"):
+            _check_label(name, getattr(self, name))
+        if self.constraint is not None and not isinstance(self.constraint, LogitsConstraint):
+            raise refusal("constraint", self.constraint, "a LogitsConstraint or None", "structured_outputs of LLM")
+
+
+def _check_label(name: str, value: object) -> None:
+    """A string that can be digested, and sent to another process."""
+    is_text = isinstance(value, str)
+    if isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            is_text = False
+    if not is_text:
+        raise refusal(name, value, "a string without lone surrogates", '"" for none')
 
 
 @final

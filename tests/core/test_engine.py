@@ -8,6 +8,7 @@ from tokenloom.batch import SchedulePlan
 from tokenloom.errors import EngineDeadError, RequestError
 from tokenloom.interfaces.scheduler import Ledger, Scheduler, SchedulerContext, SchedulerView
 from tokenloom.interfaces.scheduler_events import (
+    RequestAdmitted,
     RequestArrived,
     RequestFinished,
     RequestPreempted,
@@ -246,14 +247,17 @@ class Listener(Scheduler):
         self._inner.observe(event)
 
 
-def test_scheduler_is_told_of_arrival_preemption_landing_and_end() -> None:
+def test_scheduler_is_told_of_arrival_admission_preemption_landing_and_end() -> None:
     harness = EngineHarness(num_blocks=(5,), scheduler=Listener)
     harness.run(harness.request("a", range(7), 6), harness.request("b", range(20, 27), 6))
     harness.check_truth()
     assert isinstance(harness.scheduler, Listener)
     events = harness.scheduler.events
     assert [e.request.request_id for e in events if isinstance(e, RequestArrived)] == ["a", "b"]
+    assert [e.request.request_id for e in events if isinstance(e, RequestAdmitted)] == ["a", "b", "b"]
     assert [e.request.request_id for e in events if isinstance(e, RequestPreempted)] == ["b"]
+    told = [type(e) for e in events if not isinstance(e, StepLanded) and e.request.request_id == "b"]  # type: ignore[attr-defined]
+    assert told == [RequestArrived, RequestAdmitted, RequestPreempted, RequestAdmitted, RequestFinished]
     finished = [(e.request.request_id, e.reason) for e in events if isinstance(e, RequestFinished)]
     assert finished == [("a", FinishReason.LENGTH), ("b", FinishReason.LENGTH)]
     landed = [e for e in events if isinstance(e, StepLanded)]

@@ -101,7 +101,7 @@ def test_victim_waits_as_swapped_and_its_blocks_are_in_transfer_until_the_step_l
     desk = Desk((9,), host_memory_bytes=PLENTY)
     victim, other = desk.run("victim", range(18), 17), desk.run("other", range(50, 61), 11)
     ledger = desk.ledger()
-    assert ledger.available_blocks == 0
+    assert ledger.spare_blocks == 0
     assert ledger.preempt(victim, PreemptMode.SWAP) == 0, "nothing is free yet"
     newcomer = desk.wait("new", range(70, 80))
     again = desk.ledger()
@@ -132,7 +132,7 @@ def test_only_what_the_index_lost_comes_back() -> None:
     assert (ledger.cached_tokens(victim), ledger.need(victim)) == (17, 1)
     grant = ledger.reserve(victim, 1)
     assert grant == Grant("victim", 1, 3, 17)
-    before = ledger.available_blocks
+    before = ledger.spare_blocks
     desk.commit(ledger.plan())
     assert desk.kv.pools[0].num_available == before
     moves = desk.kv.host.take_transfers().imports
@@ -151,7 +151,7 @@ def test_pinned_blocks_of_a_swapped_victim_stay_with_who_pinned_them() -> None:
         else:
             ledger.preempt(victim, PreemptMode.SWAP)
             ledger.reserve(newcomer, 1)
-        assert ledger.available_blocks == 5
+        assert ledger.spare_blocks == 5
         assert ledger.reserve(desk.wait(f"late {order}", range(70, 100)), 30) == Shortfall("blocks", 3, 0)
         desk.commit(ledger.plan())
         assert desk.kv.pools[0].num_available == 5

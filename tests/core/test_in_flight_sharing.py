@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterable, Sequence
-from typing import final
+from typing import Any, final
 
 import pytest
 
@@ -211,7 +212,7 @@ def test_long_queue_of_followers_is_not_asked_to_its_end() -> None:
     asked: list[str] = []
     scheduler = PolicyScheduler(Asked(asked))
     assert scheduler.schedule(desk.view(), desk.ledger()).num_scheduled_tokens == {"r0": 20}
-    assert asked == ["r0", "r1", "r2", "r3", "r4"]
+    assert asked == ["r0", "r1", "r2", "r3"], "no more than there are slots for"
 
 
 @pytest.mark.parametrize("event", ["abort", "preempt", "error"])
@@ -238,3 +239,73 @@ def test_first_follower_inherits_what_an_owner_left(event: str) -> None:
     assert harness.engine.stats.num_recomputed_tokens <= 16
     if event == "abort":
         assert harness.last["r0"].finish_reason is FinishReason.ABORT
+
+
+# ---- whoever comes behind a follower takes only what is left beside it ----
+
+IN_ORDER = ("fcfs", "priority", "prefix_affinity", "static_batch")
+"""Schedulers that put requests which arrive together, of one priority and without a cached prefix, in that order."""
+SHORT_OF: dict[str, dict[str, Any]] = {
+    "slots": {"max_num_seqs": 3},
+    "blocks": {"num_blocks": (13,)},
+    "tokens": {"budget": 50},
+    "prompt tokens": {"budget": 200, "max_prefill_tokens": 50},
+    "chunks": {"budget": 62, "max_chunk_tokens": 20},
+    "partial prompts": {"tail": 60, "max_chunk_tokens": 48, "max_num_partial_prefills": 1},
+    "memory to grow": {"num_blocks": (16,), "admission": "reserve_all"},
+}
+
+
+def starts(scheduler: str, num_behind: int, num_followers: int = 2, tail: int = 20, **options: Any) -> dict[str, int]:
+    """When an owner, its followers and so many greedy requests behind them start, all of which arrive at once."""
+    own = {key: options.pop(key) for key in tuple(options) if key not in ("num_blocks", "budget", "max_num_seqs")}
+    if "admission" in own:
+        own["admission"] = build_choice(default_registry().get("scheduler.admission", own["admission"]).info, {})
+    info = default_registry().get("scheduler", scheduler).info
+    harness = sharing_harness(
+        **{"budget": 256, **options}, scheduler=lambda context: build_choice(info, own).build(context)
+    )
+    harness.add(harness.request("owner", range(48), 3))
+    for index in range(num_followers):
+        harness.add(
+            harness.request(f"follower{index}", [*range(32), *range(100 * (index + 1), 100 * (index + 1) + tail)], 3)
+        )
+    for index in range(num_behind):
+        harness.add(harness.request(f"behind{index}", range(1_000 * (index + 1), 1_000 * (index + 1) + 120), 40))
+    harness.run()
+    harness.check_truth()
+    first: dict[str, int] = {}
+    for plan in harness.executor.plans:
+        for row in plan.rows:
+            first.setdefault(row.request_id, plan.step_id)
+    return first
+
+
+@pytest.mark.parametrize("short_of", SHORT_OF)
+@pytest.mark.parametrize("scheduler", IN_ORDER)
+def test_follower_starts_as_soon_as_if_nobody_came_behind_it(scheduler: str, short_of: str) -> None:
+    alone, overtaken = (starts(scheduler, num_behind, 1, **SHORT_OF[short_of]) for num_behind in (0, 3))
+    assert overtaken["follower0"] == alone["follower0"], f"{overtaken} against {alone}"
+
+
+def test_followers_start_as_soon_as_if_nobody_came_behind_them_whatever_the_limits() -> None:
+    """Memory is ample here: what those that decode take meanwhile is not kept, see ADR 0003."""
+    for seed in range(60):
+        rng = random.Random(seed)
+        limits: dict[str, Any] = {
+            "max_num_seqs": rng.randrange(2, 9),
+            "budget": rng.randrange(40, 160),
+            "num_followers": rng.randrange(1, 4),
+            "tail": rng.randrange(1, 9),
+            "max_chunk_tokens": rng.choice([None, 16, 48]),
+            "max_prefill_tokens": rng.choice([None, 50, 90]),
+            "max_num_partial_prefills": rng.choice([None, 1, 2]),
+        }
+        alone, overtaken = (starts("fcfs", num_behind, **limits) for num_behind in (0, 4))
+        late = {name: (step, overtaken[name]) for name, step in alone.items() if overtaken[name] > step}
+        assert not late, f"seed {seed}, {limits}: {late}"
+
+
+def test_what_a_follower_leaves_is_used() -> None:
+    first = starts("fcfs", 3, budget=1_000)
+    assert [first[f"behind{index}"] for index in range(3)] == [0, 0, 0]

@@ -134,8 +134,12 @@ def test_larger_blocks_leave_more_slots_empty_on_average(tmp_path: Path) -> None
 
 def test_what_cannot_run_is_refused(tmp_path: Path) -> None:
     model = write(tmp_path / "model")
-    with pytest.raises(OutOfMemoryError, match=r"lower cache\.num_blocks"):
+    with pytest.raises(OutOfMemoryError, match=r"even 2 blocks lack .* lower scheduler\.max_num_batched_tokens"):
         forecast(model, memory_bytes=1_000_000)
+    with pytest.raises(OutOfMemoryError, match=r"the weights do not fit: .* of a memory of 1000 B"):
+        forecast(model, memory_bytes=1_000)
+    with pytest.raises(OutOfMemoryError, match=r"lower cache\.num_blocks to at most"):
+        forecast(model, "cache.num_blocks=100000", memory_bytes=20_000_000)
     with pytest.raises(ConfigError, match="executor=simulated"):
         forecast(model, "executor=simulated")
     with pytest.raises(CapabilityError, match="pipeline_depth"):

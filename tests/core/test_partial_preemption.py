@@ -109,7 +109,7 @@ def test_kept_blocks_are_held_and_only_the_tail_comes_back() -> None:
     victim = desk.run("victim", range(18), 17)
     ledger = desk.ledger()
     assert ledger.preempt(victim, keep_blocks=3) == 2
-    assert ledger.available_blocks == 5
+    assert ledger.spare_blocks == 5
     desk.commit(ledger.plan())
     assert desk.kv.pools[0].num_available == 5
     assert victim.status is RequestStatus.PREEMPTED
@@ -143,7 +143,7 @@ def test_longer_hit_replaces_what_was_kept() -> None:
     ledger = desk.ledger()
     assert ledger.cached_tokens(victim) == 16
     ledger.reserve(victim, 2)
-    before = ledger.available_blocks
+    before = ledger.spare_blocks
     desk.commit(ledger.plan())
     assert desk.kv.pools[0].num_available == before
     desk.leave(victim)

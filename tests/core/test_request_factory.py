@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
+
 from tokenloom.clock import VirtualClock
+from tokenloom.errors import RequestError
 from tokenloom.feasibility import RequestLimits
-from tokenloom.request_factory import RequestFactory
+from tokenloom.request_factory import RequestFactory, RequestTraits
 from tokenloom.sampling_params import SamplingParams
 
 LIMITS = RequestLimits(max_model_len=50, max_kv_tokens=100, vocab_size=10)
@@ -40,3 +45,32 @@ def test_a_request_never_grows_beyond_the_least_limit() -> None:
     made = factory()
     longest = [made.make([1, 2], SamplingParams(max_tokens=n))[0].max_total_tokens for n in (3, 1000, None)]
     assert longest == [5, 50, 50]
+
+
+SECONDS = ("ttft_slo_s", "tpot_slo_s", "retention_ttl_s")
+INTEGERS = ("priority", "retention_priority")
+NO_NUMBERS: tuple[Any, ...] = (float("nan"), float("inf"), -float("inf"), "1", True, [1], 1j)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *((name, value) for name in SECONDS for value in (*NO_NUMBERS, 0, -1.0, 1.1e9, 10**400)),
+        *((name, value) for name in INTEGERS for value in (*NO_NUMBERS, None, 0.0, 2**31, -(2**31), -(10**400))),
+        *((name, value) for name in ("tenant", "cache_salt") for value in (None, 1, b"a", "\ud800")),
+        ("constraint", "a+"),
+    ],
+)
+def test_traits_refuse_what_no_scheduler_could_reckon_with(name: str, value: Any) -> None:
+    with pytest.raises(RequestError, match=rf"^{name} must be .*, got .*; try ") as caught:
+        RequestTraits(**{name: value})
+    assert caught.value.param == name
+
+
+def test_traits_within_their_limits_are_kept() -> None:
+    largest = {**dict.fromkeys(SECONDS, 1e9), **dict.fromkeys(INTEGERS, 2**31 - 1)}
+    least = {**dict.fromkeys(SECONDS, 1e-9), **dict.fromkeys(INTEGERS, 1 - 2**31)}
+    for values in (largest, least, dict.fromkeys(SECONDS, 1)):
+        traits = RequestTraits(tenant="t", cache_salt="s", **values)
+        (request,) = factory().make([1], SamplingParams(), traits)
+        assert {name: getattr(request, name) for name in values} == values

@@ -20,9 +20,10 @@ __all__ = ["PreemptingConfig", "tokenloom_plugins"]
 
 @hookimpl
 def tokenloom_plugins() -> list[PluginInfo]:
-    """Declares the plugin under test conditions only."""
+    """Declares the plugins under test conditions only."""
     return [
-        PluginInfo("scheduler", "preempting", "tests.e2e.preempting_scheduler:PreemptingConfig", (1, 0), "For tests.")
+        PluginInfo("scheduler", "preempting", "tests.e2e.preempting_scheduler:PreemptingConfig", (1, 0), "For tests."),
+        PluginInfo("scheduler", "forcing", "tests.e2e.forcing_scheduler:ForcingConfig", (1, 0), "For tests."),
     ]
 
 

@@ -23,7 +23,7 @@ from tokenloom.plugins import default_registry
 
 NUM_OUTPUT_TOKENS = 19
 AXES: dict[str, tuple[Any, ...]] = {
-    "attention": ("torch_sdpa",),
+    "attention": ("torch_sdpa", "native_cpu"),
     "cache": ("none", "contiguous", "hash", "radix"),
     "spec_decode": ("none", "ngram", "ngram/rejection"),  # with another verifier than the default one
     "quant": ("none", "int8"),
@@ -45,7 +45,7 @@ AXES: dict[str, tuple[Any, ...]] = {
     "num_blocks": ("tight", "ample"),
     "preempt_mode": ("recompute", "swap", "cheaper"),
 }
-WITHOUT_A_MODEL = {"simulated"}
+WITHOUT_A_MODEL = {"simulated", "auto"}
 """Executors whose tokens nothing can be compared with."""
 SETTINGS = {"admission", "block_size", "budget", "num_blocks", "preempt_mode"}
 

@@ -49,9 +49,9 @@ def oracle() -> PlainModel:
     return PlainModel(model.eval())
 
 
-@pytest.fixture(scope="module")
-def llm() -> Iterator[LLM]:
-    with LLM(dtype="float32", num_blocks=600, show_progress=False) as llm:
+@pytest.fixture(scope="module", params=["torch_sdpa", "native_cpu"])
+def llm(request: pytest.FixtureRequest) -> Iterator[LLM]:
+    with LLM(dtype="float32", num_blocks=600, attention=request.param, show_progress=False) as llm:
         yield llm
 
 
@@ -76,6 +76,9 @@ def test_speculation_changes_nothing_and_is_used(llm: LLM) -> None:
     prompt = "The cat sat on the mat. The dog sat on the mat. The cow sat on the mat. The"
     params = SamplingParams(temperature=0.0, max_tokens=64, ignore_eos=True)
     plain = llm.generate(prompt, params)[0].outputs[0].token_ids
-    with LLM(dtype="float32", num_blocks=100, spec_decode="ngram", show_progress=False) as drafting:
+    attention = llm.config.engine.attention.name
+    with LLM(
+        dtype="float32", num_blocks=100, attention=attention, spec_decode="ngram", show_progress=False
+    ) as drafting:
         assert drafting.generate(prompt, params)[0].outputs[0].token_ids == plain
         assert drafting.engine.stats.num_accepted_tokens > 20

@@ -159,6 +159,17 @@ def test_bench_refuses_a_missing_folder_before_loading(
     assert "folder does not exist" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("key", ["output", "dump_tokens"])
+def test_bench_refuses_a_trace_that_its_result_would_overwrite(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], key: str
+) -> None:
+    (tmp_path / "work.json").write_text('[{"prompt": [1], "max_tokens": 1}]')
+    own = [f"{name}={tmp_path / 'a.json'}" for name in (key, "trace.file")]
+    assert main(["bench", "throughput", *words, f"workload={tmp_path / 'work.json'}", *own]) == 2
+    assert f"{key} and trace.file name the same file" in capsys.readouterr().err
+    assert not (tmp_path / "a.json").exists()
+
+
 def test_bench_compares_configurations_in_turn(
     words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -193,6 +204,17 @@ def test_bench_keeps_the_other_results_when_one_point_fails(
     assert list(json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))) == ["cache.num_blocks=50"]
     assert main([*command, "cache=none,none"]) == 2
     assert "cache=none is given twice" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("sweep", [("cache=none,hash",), ("trace.file={0}/a.jsonl,{0}/b.jsonl", "repetitions=2")])
+def test_bench_refuses_a_trace_file_for_several_engines(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], sweep: tuple[str, ...]
+) -> None:
+    (tmp_path / "work.json").write_text(json.dumps([{"prompt": [1] * 4, "max_tokens": 2}]), encoding="utf-8")
+    own = [f"workload={tmp_path / 'work.json'}", f"trace.file={tmp_path}/a.jsonl"]
+    assert main(["bench", "throughput", *words, *own, *(word.format(tmp_path) for word in sweep)]) == 2
+    assert "several engines of this command" in capsys.readouterr().err
+    assert not list(tmp_path.glob("*.jsonl"))
 
 
 def test_bench_refuses_a_bad_point_before_any_runs(

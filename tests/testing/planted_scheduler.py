@@ -18,7 +18,7 @@ from tokenloom.interfaces.scheduler import (
     Shortfall,
 )
 from tokenloom.interfaces.scheduler_events import RequestArrived, RequestFinished, RequestPreempted, SchedulerEvent
-from tokenloom.request import FinishReason, RequestView
+from tokenloom.request import FinishReason, RequestStatus, RequestView
 
 __all__ = ["Bug", "PlantedConfig", "scheduler_info"]
 
@@ -41,6 +41,10 @@ Bug = Literal[
     "keeps_the_aborted",
     "remembers_the_ended",
     "forgets_the_preempted",
+    "forgets_the_swapped",
+    "serves_the_preempted_last",
+    "counts_what_it_is_told",
+    "queues_twice",
     "fits_before_it_cuts",
     "cannot_cut",
     "ignores_the_chunk_limit",
@@ -78,7 +82,7 @@ class Planted(Scheduler):
         self._context = context
         self._num_plans = 0
         self._arrived: list[RequestView] = []
-        self._was_preempted: set[str] = set()
+        self._was_preempted: dict[str, int] = {}
         self._ended: dict[str, float] = {}
 
     def schedule(self, view: SchedulerView, ledger: Ledger) -> SchedulePlan:
@@ -98,11 +102,14 @@ class Planted(Scheduler):
         if isinstance(event, RequestArrived):
             self._arrived.append(event.request)
         elif isinstance(event, RequestPreempted):
-            self._was_preempted.add(event.request.request_id)
+            name = event.request.request_id
+            self._was_preempted[name] = self._was_preempted.get(name, 0) + 1
+            if self._bug == "queues_twice":
+                self._arrived.append(event.request)
         elif isinstance(event, RequestFinished):
             if self._bug == "remembers_the_ended":
                 self._ended[event.request.request_id] = event.now_s
-            self._was_preempted.discard(event.request.request_id)
+            self._was_preempted.pop(event.request.request_id, None)
             if self._bug != "keeps_the_aborted" or event.reason is not FinishReason.ABORT:
                 self._arrived.remove(event.request)
 
@@ -130,6 +137,12 @@ class Planted(Scheduler):
         if self._bug == "keeps_the_aborted":
             running = {request.request_id for request in view.running}
             waiting = [request for request in self._arrived if request.request_id not in running]
+        if self._bug == "forgets_the_swapped":
+            waiting = [request for request in waiting if request.status is not RequestStatus.SWAPPED]
+        if self._bug == "serves_the_preempted_last":
+            waiting.sort(key=lambda request: request.request_id in self._was_preempted)
+        if self._bug == "counts_what_it_is_told":
+            waiting.sort(key=lambda request: self._was_preempted.get(request.request_id, 0) % 2)
         if self._bug == "forgets_the_preempted":
             waiting = [request for request in waiting if request.request_id not in self._was_preempted]
         return waiting
@@ -143,7 +156,7 @@ class Planted(Scheduler):
         if self._bug == "waits_for_the_impossible":
             # The last token's KV is never stored, but here it gets a block.
             num_blocks = -(-request.max_total_tokens // self._context.block_size)
-            if num_blocks > ledger.available_blocks:
+            if num_blocks > ledger.spare_blocks:
                 return False
         count = self._cut(need, request, ledger)
         return count > 0 and isinstance(ledger.reserve(request, count), Grant)

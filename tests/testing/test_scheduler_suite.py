@@ -14,6 +14,9 @@ RANDOM = "test_random_traffic_ends_and_each_request_yields_what_it_yields_alone"
 STARVES = "test_nobody_waits_longer_than_stated"
 EQUAL = "test_equal_arrivals_give_equal_decisions"
 SLOTS = "test_all_slots_are_used"
+GOES_ON = "test_a_preempted_request_goes_on_where_it_was"
+STARVES_AFTERWARDS = "test_a_preempted_request_waits_no_longer_than_stated"
+NO_MEMORY = "test_requests_that_ended_take_no_memory"
 AGAIN = "test_schedule_gives_the_same_plan_when_asked_again"
 
 CAUGHT_BY: dict[str, tuple[str, ...]] = {
@@ -32,8 +35,12 @@ CAUGHT_BY: dict[str, tuple[str, ...]] = {
     "order_of_addresses": (EQUAL,),
     "waits_for_the_impossible": ("test_a_prompt_as_large_as_the_memory_holds_up_nobody",),
     "keeps_the_aborted": ("test_an_aborted_request_is_forgotten", RANDOM),
-    "remembers_the_ended": ("test_requests_that_ended_take_no_memory",),
-    "forgets_the_preempted": ("test_a_preempted_request_goes_on_where_it_was",),
+    "remembers_the_ended": (NO_MEMORY,),
+    "forgets_the_preempted": (GOES_ON, STARVES_AFTERWARDS),
+    "forgets_the_swapped": (GOES_ON, STARVES_AFTERWARDS),
+    "serves_the_preempted_last": (STARVES_AFTERWARDS,),
+    "counts_what_it_is_told": ("test_a_preemption_told_again_changes_nothing",),
+    "queues_twice": (NO_MEMORY,),
     "fits_before_it_cuts": ("test_the_tail_of_a_prompt_shares_its_step_with_the_next_prompt",),
     "cannot_cut": ("test_a_prompt_longer_than_the_budget_is_cut",),
     "ignores_the_chunk_limit": ("test_chunks_keep_to_max_chunk_tokens",),
@@ -69,7 +76,7 @@ def test_every_bug_is_caught_and_every_test_catches_one() -> None:
 @pytest.mark.parametrize(
     ("bug", "flag", "skipped"),
     [
-        ("shortest_first", "unbounded_wait", {STARVES}),
+        ("shortest_first", "unbounded_wait", {STARVES, STARVES_AFTERWARDS}),
         ("cannot_cut", "whole_prompts", {"test_the_tail_of_a_prompt_shares_its_step_with_the_next_prompt"}),
         (
             "fits_before_it_cuts",

@@ -78,7 +78,11 @@ def _figures(llm: LLM, outputs: Sequence[RequestOutput], wall_s: float, stats: d
         "python_ms_per_step": 1000 * stats["python_s"] / steps,
         "engine": stats,
         "seed": llm.config.engine.engine.seed,
-        "resolved": {"device": llm.engine.facts.device, "dtype": llm.engine.facts.dtype},
+        "resolved": {
+            "device": llm.engine.facts.device,
+            "dtype": llm.engine.facts.dtype,
+            "operations": llm.engine.facts.operations,
+        },
         "memory_bytes": dict(llm.engine.facts.memory),
         "config": llm.config.to_dict(),
         "provenance": provenance(),

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from tokenloom.errors import ConfigError
+from tokenloom.settings_base import Settings
 from tokenloom.settings_validation import located_fault
 
 __all__ = ["WorkloadItem", "read_workload"]
 
 
-class WorkloadItem(BaseModel):
+class WorkloadItem(Settings):
     """One request of a workload; all arrive at once."""
-
-    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     prompt: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
     max_tokens: Annotated[int, Field(ge=1)]
@@ -29,7 +28,7 @@ def read_workload(path: Path) -> list[WorkloadItem]:
         data = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"workload={path}: {error.strerror or error}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"workload={path} is not JSON: {error}") from error
     try:
         items = TypeAdapter(list[WorkloadItem]).validate_python(data)

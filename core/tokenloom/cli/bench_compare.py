@@ -12,11 +12,11 @@ from typing import Annotated
 import click
 from pydantic import Field
 
+from tokenloom.bench.plot_file import check_plotting
 from tokenloom.bench.provenance import client_provenance
 from tokenloom.cli.config_arguments import overrides_argument
 from tokenloom.cli.load_report import load_report
 from tokenloom.cli.load_tables import print_agreement, print_ratios, print_server, print_warnings
-from tokenloom.cli.load_targets import check_targets
 from tokenloom.cli.load_test_settings import LoadTestSettings, endpoint_of, load_test_of, wanted_form
 from tokenloom.cli.own_keys import read_own_keys
 from tokenloom.errors import TokenloomError
@@ -26,9 +26,10 @@ from tokenloom.load_generator.event_loop import run_with_stop
 from tokenloom.load_generator.http_client import LoadClient, open_session
 from tokenloom.load_generator.load_request import RequestRecord
 from tokenloom.load_generator.measure import LoadTest, Measured, measure
-from tokenloom.load_generator.plots import check_plotting, draw_ratios
+from tokenloom.load_generator.plots import draw_ratios
 from tokenloom.load_generator.result_file import write_results
 from tokenloom.load_generator.server_probe import ServerFacts, probe_server
+from tokenloom.output_files import check_output_files
 
 __all__ = ["BenchCompareSettings", "compare"]
 
@@ -74,7 +75,7 @@ def compare(overrides: tuple[str, ...]) -> None:
     """
     settings = read_own_keys(overrides, BenchCompareSettings, _COMMAND)
     test = load_test_of(settings)
-    check_targets(settings.output, settings.plot, settings.workload)
+    check_output_files({"workload": settings.workload_file}, {"output": settings.output, "plot": settings.plot})
     if settings.plot is not None:
         check_plotting(Path(settings.plot))
     found = _Comparison()
@@ -114,6 +115,7 @@ async def _compare(settings: BenchCompareSettings, test: LoadTest, found: _Compa
                     # Another seed for each pair: prompts that were seen before lie in the server's prefix cache.
                     seed = settings.workload_seed + number
                     measured[name] = await measure(test, servers[name], clients[name], seed, stop, report)
+                measured[name].require_server()
                 if stop.is_set():
                     found.was_interrupted = True
                     return

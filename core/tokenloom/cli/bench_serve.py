@@ -11,11 +11,11 @@ from pathlib import Path
 import click
 from pydantic import Field
 
+from tokenloom.bench.plot_file import check_plotting
 from tokenloom.bench.provenance import client_provenance
 from tokenloom.cli.config_arguments import overrides_argument
 from tokenloom.cli.load_report import load_report
 from tokenloom.cli.load_tables import print_capacity, print_loads, print_server, print_warnings
-from tokenloom.cli.load_targets import check_targets
 from tokenloom.cli.load_test_settings import LoadTestSettings, endpoint_of, load_test_of, wanted_form
 from tokenloom.cli.own_keys import read_own_keys, text_keys
 from tokenloom.compose.sweep import SweepPoint, expand_sweep
@@ -24,10 +24,11 @@ from tokenloom.load_generator.endpoint import Endpoint
 from tokenloom.load_generator.event_loop import run_with_stop
 from tokenloom.load_generator.http_client import LoadClient, open_session
 from tokenloom.load_generator.measure import LoadTest, Measured, measure
-from tokenloom.load_generator.plots import check_plotting, draw_load, draw_sweep
+from tokenloom.load_generator.plots import draw_load, draw_sweep
 from tokenloom.load_generator.prompts import PromptForm
 from tokenloom.load_generator.result_file import write_results
 from tokenloom.load_generator.server_probe import probe_server
+from tokenloom.output_files import check_output_files
 
 __all__ = ["BenchServeSettings", "serve"]
 
@@ -69,16 +70,17 @@ def serve(overrides: tuple[str, ...]) -> None:
     # All of them before the first one runs: a mistake in the last must not cost the others' time.
     planned = [_plan(" ".join(point.changes), own) for point, own in zip(points, settings, strict=True)]
     swept = _swept_key(points)
-    check_targets(settings[0].output, settings[0].plot, settings[0].workload)
-    if settings[0].plot is not None:
-        check_plotting(Path(settings[0].plot))
+    first = settings[0]
+    check_output_files({"workload": first.workload_file}, {"output": first.output, "plot": first.plot})
+    if first.plot is not None:
+        check_plotting(Path(first.plot))
         if len(points) > 1 and swept is None:
             raise ConfigError("plot: draws a sweep of one key with numbers; sweep one key only, or drop plot")
     runs: dict[str, Measured] = {}
     try:
         run_with_stop(lambda stop: _measure_all(planned, runs, stop))
     except TokenloomError:
-        # Of a sweep, what has run is not lost.
+        # Of a sweep, what has run is not lost, nor what a run has shown that lost its server.
         if runs:
             _report(runs, settings[: len(runs)], swept)
         raise
@@ -100,6 +102,7 @@ async def _measure_all(points: Sequence[_Point], runs: dict[str, Measured], stop
                 run = await measure(point.test, server, client, point.settings.workload_seed, stop, report)
             if run.records:
                 runs[point.name] = run
+            run.require_server()
             if stop.is_set():
                 return
 

@@ -7,6 +7,7 @@ from statistics import median
 from typing import Any
 
 from tokenloom.cli.console import print_table
+from tokenloom.cli.figure_cells import drafts_accepted, milliseconds, print_latencies
 
 __all__ = ["print_comparison", "print_result"]
 
@@ -26,17 +27,11 @@ def print_result(result: Mapping[str, Any]) -> None:
         ("preemptions", str(engine["num_preemptions"])),
     ]
     if engine["num_draft_tokens"]:
-        rate = engine["num_accepted_tokens"] / engine["num_draft_tokens"]
-        rows.append(("drafts accepted", f"{engine['num_accepted_tokens']}/{engine['num_draft_tokens']} ({rate:.0%})"))
+        rows.append(("drafts accepted", drafts_accepted(engine)))
     if len(walls) > 1:
         rows.append(("repetitions", f"{len(walls)}: {min(walls):.2f} .. {median(walls):.2f} .. {max(walls):.2f} s"))
     print_table(("figure", "value"), rows)
-    latency = result["latency"]
-    names = {"ttft_s": "TTFT ms", "tpot_s": "TPOT ms", "itl_s": "ITL ms", "e2e_s": "E2E ms"}
-    print_table(
-        ("latency", "mean", "p50", "p90", "p95", "p99"),
-        [(name, *(_ms(latency[key][p]) for p in ("mean", "p50", "p90", "p95", "p99"))) for key, name in names.items()],
-    )
+    print_latencies(result["latency"])
 
 
 def print_comparison(results: Mapping[str, Mapping[str, Any]]) -> None:
@@ -60,12 +55,8 @@ def _row(result: Mapping[str, Any]) -> tuple[str, ...]:
     return (
         f"{result['output_tok_s']:.1f}",
         f"{result['wall_s']:.2f}",
-        *(_ms(ttft[key]) for key in ("mean", "p50", "p99")),
-        _ms(tpot["p50"]),
+        *(milliseconds(ttft[key]) for key in ("mean", "p50", "p99")),
+        milliseconds(tpot["p50"]),
         str(engine["num_preemptions"]),
         str(engine["num_cached_tokens"]),
     )
-
-
-def _ms(seconds: float | None) -> str:
-    return "-" if seconds is None else f"{1000 * seconds:.1f}"

@@ -4,31 +4,34 @@ from __future__ import annotations
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 import click
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from tokenloom.bench.attempt import Failure, attempt
 from tokenloom.bench.throughput import ThroughputRun, run_throughput
 from tokenloom.bench.workload import WorkloadItem, read_workload
 from tokenloom.cli.bench_tables import print_comparison, print_result
 from tokenloom.cli.config_arguments import config_dir_option, overrides_argument
+from tokenloom.cli.failures import end_by_failures
 from tokenloom.cli.run_report import print_plan
 from tokenloom.compose import ComposedConfig, compose_config
 from tokenloom.compose.sweep import expand_sweep
-from tokenloom.errors import TokenloomError
 from tokenloom.llm import LLM
+from tokenloom.output_files import check_output_files
+from tokenloom.settings_base import Settings
+from tokenloom.tracing.recorder import check_trace_targets
 
 __all__ = ["ThroughputSettings", "throughput"]
 
 
-class ThroughputSettings(BaseModel):
+class ThroughputSettings(Settings):
     """Keys of `tokenloom bench throughput`."""
-
-    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     workload: str = Field(description='JSON list of {"prompt": [token ids], "max_tokens": n}.')
     output: str | None = Field(default=None, description="File for the result as JSON.")
@@ -54,12 +57,13 @@ def throughput(overrides: tuple[str, ...], verbose: bool, config_dir: Path | Non
     composed = [compose_config(point.overrides, config_dir=config_dir, command=ThroughputSettings) for point in points]
     settings = composed[0].extras_of(ThroughputSettings)
     workload = read_workload(Path(settings.workload))
-    _check_files(settings)
+    check_output_files(
+        {"workload": settings.workload},
+        {"output": settings.output, "dump_tokens": settings.dump_tokens},
+        [config.engine.trace.file for config in composed],
+    )
     if len(points) > 1:
         names = [" ".join(point.changes) for point in points]
-        if len(set(names)) < len(names):
-            twice = next(name for name in names if names.count(name) > 1)
-            raise click.UsageError(f"{twice} is given twice; name each configuration once")
         _compare(dict(zip(names, composed, strict=True)), workload, settings)
         return
     with LLM(config=composed[0]) as llm:
@@ -78,6 +82,7 @@ def _compare(configs: dict[str, ComposedConfig], workload: list[WorkloadItem], s
     """Runs configurations in turn, every repetition anew, so that a slow minute of the machine hurts all alike."""
     if settings.keep_cache:
         raise click.UsageError("keep_cache has no meaning where several configurations are compared; drop one of them")
+    check_trace_targets([config.engine.trace.file for config in configs.values()] * settings.repetitions)
     runs: dict[str, list[ThroughputRun]] = {name: [] for name in configs}
     failures: dict[str, str] = {}
     once = settings.model_copy(update={"repetitions": 1})
@@ -85,41 +90,31 @@ def _compare(configs: dict[str, ComposedConfig], workload: list[WorkloadItem], s
         for name, config in configs.items():
             if name in failures:
                 continue
-            try:
-                with LLM(config=config) as llm:
-                    runs[name] += _repeat(llm, workload, once, label=name)
-            except TokenloomError as error:
-                # One configuration that cannot run must not take the others' results with it.
-                failures[name] = str(error)
+            done = attempt(partial(_load_and_run, config, workload, once, name))
+            if isinstance(done, Failure):
+                failures[name] = done.reason
+            else:
+                runs[name] += done
     chosen = {name: _median_run(repeated) for name, repeated in runs.items() if name not in failures}
     print_comparison({name: run.result for name, run in chosen.items()})
     if settings.output is not None:
         _write(settings.output, {name: run.result for name, run in chosen.items()})
     if settings.dump_tokens is not None:
         _write(settings.dump_tokens, {name: run.token_ids for name, run in chosen.items()})
-    for name, reason in failures.items():
-        click.echo(f"failed: {name}: {reason}", err=True)
-    if failures:
-        raise click.exceptions.Exit(1)
+    end_by_failures(failures)
+
+
+def _load_and_run(
+    config: ComposedConfig, workload: list[WorkloadItem], settings: ThroughputSettings, label: str
+) -> list[ThroughputRun]:
+    with LLM(config=config) as llm:
+        return _repeat(llm, workload, settings, label)
 
 
 def _median_run(runs: list[ThroughputRun]) -> ThroughputRun:
     chosen = sorted(runs, key=lambda run: run.result["wall_s"])[(len(runs) - 1) // 2]
     chosen.result["repetitions_wall_s"] = [run.result["wall_s"] for run in runs]
     return chosen
-
-
-def _check_files(settings: ThroughputSettings) -> None:
-    """Refuses what would lose a result, before anything runs."""
-    targets = [Path(target).absolute() for target in (settings.output, settings.dump_tokens) if target is not None]
-    for target in targets:
-        if not target.parent.is_dir():
-            raise click.UsageError(f"{target}: its folder does not exist; make it first")
-        if target.is_dir():
-            raise click.UsageError(f"{target} is a folder; name a file")
-    files = [Path(settings.workload).absolute(), *targets]
-    if len(set(files)) < len(files):
-        raise click.UsageError("workload, output and dump_tokens must be different files")
 
 
 def _repeat(

@@ -5,11 +5,11 @@ from __future__ import annotations
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import click
 import yaml
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -22,6 +22,8 @@ from tokenloom.executors.device_presets import DevicePreset
 from tokenloom.executors.step_time import StepCosts
 from tokenloom.interfaces.scheduler import SchedulerConfig
 from tokenloom.llm import LLM
+from tokenloom.output_files import check_output_files
+from tokenloom.settings_base import Settings
 from tokenloom.simulation.calibration import (
     CalibrationPlan,
     Measured,
@@ -30,23 +32,23 @@ from tokenloom.simulation.calibration import (
     plan_workouts,
     recorded,
 )
-from tokenloom.simulation.step_time_fit import FitError, fit_costs, fit_error, medians
+from tokenloom.simulation.step_time_fit import FitError, averages, fit_costs, fit_error
 
 __all__ = ["CalibrateSettings", "calibrate"]
 
 
-class CalibrateSettings(BaseModel):
+class CalibrateSettings(Settings):
     """Keys of `tokenloom calibrate`."""
-
-    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     output: str = Field(description="File for the device preset, ending in .yaml; for executor.device=FILE.")
     label: str = Field(default="calibrated", description="What results call the device.")
-    seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
-        default=60.0, description="How long to measure; every workout runs once at least."
+    seconds: Annotated[float, Field(gt=0)] = Field(
+        default=120.0, description="How long to measure; small batches run once at least."
     )
     longest_prompt: Annotated[int, Field(ge=32)] = Field(default=1024, description="Longest prompt, tokens.")
-    most_running: Annotated[int, Field(ge=2)] = Field(default=32, description="Most requests at once.")
+    most_running: Annotated[int, Field(ge=2)] | None = Field(
+        default=None, description="Most requests at once; null: scheduler.max_num_seqs."
+    )
 
 
 @click.command()
@@ -62,11 +64,10 @@ def calibrate(overrides: tuple[str, ...], config_dir: Path | None) -> None:
     config = compose_config(overrides, config_dir=config_dir, command=CalibrateSettings)
     settings = config.extras_of(CalibrateSettings)
     _check(config, settings)
-    plan = CalibrationPlan(settings.seconds, settings.longest_prompt, settings.most_running)
-    preset, measured = _measure(config, plan, settings.label)
-    fitted = medians(measured.fitted)
+    preset, measured = _measure(config, settings)
+    fitted = averages(measured.fitted)
     costs = fit_costs(fitted)
-    errors = {"steps fitted": fit_error(costs, fitted), "steps held out": fit_error(costs, medians(measured.held_out))}
+    errors = {"steps fitted": fit_error(costs, fitted), "steps held out": fit_error(costs, averages(measured.held_out))}
     _print(costs, errors)
     source = _source(config, errors["steps held out"])
     _write(Path(settings.output), preset.model_copy(update={"costs": costs, "source": source}))
@@ -76,21 +77,24 @@ def _check(config: ComposedConfig, settings: CalibrateSettings) -> None:
     target = Path(settings.output)
     if target.suffix not in (".yaml", ".yml"):
         raise ConfigError(f"output={target}: its name must end in .yaml")
-    if not target.absolute().parent.is_dir():
-        raise click.UsageError(f"{target}: its folder does not exist; make it first")
+    check_output_files({}, {"output": settings.output}, [config.engine.trace.file])
     if config.engine.executor.name == "simulated":
         raise ConfigError("executor=simulated has no real steps to measure; choose executor=local")
     if config.engine.spec_decode.name != "none":
         raise ConfigError(f"spec_decode={config.engine.spec_decode.name}: calibrate measures plain steps; leave it out")
 
 
-def _measure(config: ComposedConfig, plan: CalibrationPlan, label: str) -> tuple[DevicePreset, Measured]:
+def _measure(config: ComposedConfig, settings: CalibrateSettings) -> tuple[DevicePreset, Measured]:
     watched, recording = recorded(config)
     scheduler = config.engine.scheduler.config
     assert isinstance(scheduler, SchedulerConfig), f"{scheduler} is no SchedulerConfig"
+    most_running = scheduler.max_num_seqs
+    if settings.most_running is not None:
+        most_running = min(most_running, settings.most_running)
+    plan = CalibrationPlan(settings.seconds, settings.longest_prompt, most_running)
     with LLM(config=watched) as llm:
-        preset = describe_device(llm.engine.facts, llm.model_path, config, label)
-        workouts = plan_workouts(llm.engine, plan, scheduler.max_num_seqs)
+        preset = describe_device(llm.engine.facts, llm.model_path, config, settings.label)
+        workouts = plan_workouts(llm.engine, plan)
         columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
         with Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty()) as bars:
             task = bars.add_task("measuring steps", total=plan.seconds)
@@ -98,7 +102,7 @@ def _measure(config: ComposedConfig, plan: CalibrationPlan, label: str) -> tuple
                 llm.engine,
                 recording,
                 workouts,
-                plan.seconds,
+                plan,
                 preset.attention_spans,
                 lambda done_s: bars.update(task, completed=min(done_s, plan.seconds)),
             )
@@ -106,7 +110,12 @@ def _measure(config: ComposedConfig, plan: CalibrationPlan, label: str) -> tuple
 
 
 def _print(costs: StepCosts, errors: dict[str, FitError]) -> None:
-    print_table(("cost", "seconds"), [(name, f"{value:.4g}") for name, value in costs.model_dump().items()])
+    brackets = {"prefill_token_s": costs.prefill_brackets, "decode_row_s": costs.decode_brackets}
+    shown = []
+    for name in ("step_s", "prefill_token_s", "decode_row_s", "kv_byte_s", "attention_pair_s"):
+        shown.append((name, f"{getattr(costs, name):.4g}"))
+        shown += [(f"{name} beyond {each.above}", f"{each.each_s:.4g}") for each in brackets.get(name, ())]
+    print_table(("cost", "seconds"), shown)
     print_table(
         ("error of the fit", "steps", "mean", "p90", "total time"),
         [(name, str(e.num_steps), f"{e.mean:.1%}", f"{e.p90:.1%}", f"{e.total:+.1%}") for name, e in errors.items()],

@@ -13,6 +13,7 @@ from tokenloom.loader.hub_cache import hub_cache_dir
 from tokenloom.loader.offline import offline_reason
 from tokenloom.loader.pypi_source import PypiSpec
 from tokenloom.loader.sources import DEFAULT_MODEL, model_cache_dir
+from tokenloom.ops.native import why_not_buildable
 from tokenloom.plugins import RegisteredPlugin, Registry, default_registry
 
 __all__ = ["doctor", "obstacles"]
@@ -68,6 +69,8 @@ def _machine_rows(machine: Machine) -> list[tuple[str, str]]:
         ("CPU flags", " ".join(machine.cpu_flags) or "unknown"),
         ("memory", f"{machine.memory_bytes / _GIB:.1f} GiB, {machine.available_bytes / _GIB:.1f} GiB available"),
     ]
+    why_not = why_not_buildable()
+    rows.append(("native code", "can be built" if why_not is None else f"no: {why_not}"))
     for gpu in machine.gpus:
         facts = f"{gpu.memory_bytes / _GIB:.1f} GiB, compute capability {gpu.compute_capability}"
         rows.append(("GPU", f"{gpu.name}; {facts}"))

@@ -13,16 +13,20 @@ from pydantic import Field
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
+from tokenloom.bench.attempt import Failure, attempt
+from tokenloom.bench.plot_file import check_matplotlib
 from tokenloom.cli.config_arguments import config_dir_option, overrides_argument
 from tokenloom.cli.console import print_table
-from tokenloom.cli.load_settings import GENERATED, LoadSettings, check_load, read_load, targets_of
-from tokenloom.errors import TokenloomError
+from tokenloom.cli.failures import end_by_failures
+from tokenloom.cli.load_settings import GENERATED, LoadSettings, NumRequests, read_loads, targets_of
+from tokenloom.errors import ConfigError
 from tokenloom.experiments.figures import DEFAULT_FIGURES, PointResult, check_figures, table_rows
-from tokenloom.experiments.plots import check_plotting, draw_figures
+from tokenloom.experiments.plots import draw_figures
 from tokenloom.experiments.points import ExperimentPoint, plan_points
 from tokenloom.experiments.results_folder import ResultsFolder, default_folder
 from tokenloom.experiments.runs import check_arrivals, run_real, run_simulated
 from tokenloom.simulation.timed_request import TimedRequest
+from tokenloom.tracing.recorder import check_trace_targets
 
 __all__ = ["ExperimentSettings", "experiment"]
 
@@ -40,7 +44,7 @@ class ExperimentSettings(LoadSettings):
     workload: str = Field(
         default=GENERATED, description="Azure .csv, Mooncake .jsonl, bench .json, or the word 'generated'."
     )
-    limit: Annotated[int, Field(ge=1)] | None = Field(
+    limit: NumRequests | None = Field(
         default=None, description="Only the first so many requests; how many to generate (100 by default)."
     )
     output: str | None = Field(
@@ -70,14 +74,20 @@ def experiment(overrides: tuple[str, ...], config_dir: Path | None) -> None:
     points = plan_points(overrides, config_dir=config_dir, command=ExperimentSettings, text_keys=_TEXT_KEYS)
     settings = points[0].config.extras_of(ExperimentSettings)
     loads = _loads(points)
+    folder_path = default_folder() if settings.output is None else Path(settings.output)
+    _check_traces([point.config.engine.trace.file for point in points], folder_path)
     if settings.plot:
-        check_plotting()
-    folder = ResultsFolder(default_folder() if settings.output is None else Path(settings.output))
+        check_matplotlib("plot=true", ", or say plot=false")
+    folder = ResultsFolder(folder_path)
     results: list[PointResult] = []
+    # Simulated and real results have some figures of their own.
+    are_alike = len({point.config.engine.executor.name for point in points}) == 1
     try:
         with _progress(points) as progress:
             for point, requests in zip(points, loads, strict=True):
                 results.append(_run(point, requests, folder, progress))
+                if are_alike and point is not points[-1]:
+                    check_figures(results, settings.figures, more_to_come=True)
     finally:
         # Also after Ctrl-C: what has run is not lost.
         if results:
@@ -85,18 +95,22 @@ def experiment(overrides: tuple[str, ...], config_dir: Path | None) -> None:
     _report(results, settings, folder)
 
 
+def _check_traces(traces: Sequence[str | None], folder: Path) -> None:
+    check_trace_targets(traces)
+    own = folder.resolve()
+    for file in traces:
+        if file is not None and Path(file).resolve().is_relative_to(own):
+            raise ConfigError(
+                f"trace.file={file} lies in output={folder}, which holds the results and nothing else; name a file "
+                "elsewhere"
+            )
+
+
 def _loads(points: Sequence[ExperimentPoint]) -> list[list[TimedRequest]]:
-    """The requests of each point, equal loads read once. Refuses what would be ignored, before anything runs."""
-    known: dict[str, list[TimedRequest]] = {}
-    loads: list[list[TimedRequest]] = []
-    for point in points:
-        settings = point.config.extras_of(ExperimentSettings)
-        check_load(settings)
-        key = settings.model_dump_json(include=set(LoadSettings.model_fields))
-        if key not in known:
-            known[key] = read_load(settings, _MOST_GENERATED)
-        check_arrivals(point.config, known[key])
-        loads.append(known[key])
+    """The requests of each point. Refuses what would be ignored, before anything runs."""
+    loads = read_loads([point.config.extras_of(ExperimentSettings) for point in points], _MOST_GENERATED)
+    for point, requests in zip(points, loads, strict=True):
+        check_arrivals(point.config, requests)
     return loads
 
 
@@ -108,29 +122,20 @@ def _run(
     def report(share: float) -> None:
         progress(point.index, share)
 
-    try:
-        if point.config.engine.executor.name == "simulated":
-            result = run_simulated(point.config, requests, targets_of(settings), report)
-        else:
-            result = run_real(point.config, requests, targets_of(settings), report)
-    except TokenloomError as error:
-        return folder.write_run(point, None, str(error))
-    except Exception as error:  # noqa: BLE001 - a plugin may fail in any way; the other points' results are worth more
-        return folder.write_run(point, None, f"{type(error).__name__}: {error}")
-    return folder.write_run(point, result, None)
+    run = run_simulated if point.config.engine.executor.name == "simulated" else run_real
+    done = attempt(lambda: run(point.config, requests, targets_of(settings), report))
+    if isinstance(done, Failure):
+        return folder.write_run(point, None, done.reason)
+    return folder.write_run(point, done, None)
 
 
 def _report(results: Sequence[PointResult], settings: ExperimentSettings, folder: ResultsFolder) -> None:
     print_table(("configuration", *settings.figures), table_rows(results, settings.figures))
     click.echo(f"results in {folder.path}")
-    failures = [point for point in results if point.error is not None]
-    for point in failures:
-        click.echo(f"failed: {point.name}: {point.error}", err=True)
     check_figures(results, settings.figures)
     if settings.plot:
         draw_figures(results, settings.figures, folder.path / "results.png")
-    if failures:
-        raise click.exceptions.Exit(1)
+    end_by_failures({point.name: point.error for point in results if point.error is not None})
 
 
 @contextmanager

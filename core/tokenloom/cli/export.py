@@ -4,26 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 import click
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from tokenloom.cli.config_arguments import split_words
 from tokenloom.cli.sizes import size_text
 from tokenloom.compose import compose_config
 from tokenloom.errors import ConfigError, did_you_mean
 from tokenloom.load_progress import load_progress
+from tokenloom.settings_base import Settings
 
 __all__ = ["ExportSettings", "export"]
 
 _MODEL_KEYS = ("model", "model.source", "model.revision")
 
 
-class ExportSettings(BaseModel):
+class ExportSettings(Settings):
     """Keys of `tokenloom export`."""
-
-    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         default="auto", description="Dtype of the tensors; auto keeps the checkpoint's, bfloat16 for a quantized GGUF."

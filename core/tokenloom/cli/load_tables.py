@@ -9,15 +9,13 @@ from typing import Any
 import click
 
 from tokenloom.cli.console import print_table
+from tokenloom.cli.figure_cells import goodput_of, milliseconds, print_latencies
 from tokenloom.load_generator.agreement import Agreement
 from tokenloom.load_generator.comparison import Ratio
 from tokenloom.load_generator.measure import LoadTest
 from tokenloom.load_generator.server_probe import ServerFacts
 
 __all__ = ["print_agreement", "print_capacity", "print_loads", "print_ratios", "print_server", "print_warnings"]
-
-_LATENCIES = {"ttft_s": "TTFT ms", "tpot_s": "TPOT ms", "itl_s": "ITL ms", "e2e_s": "E2E ms"}
-_PERCENTILES = ("mean", "p50", "p90", "p95", "p99")
 
 
 def print_server(server: ServerFacts, test: LoadTest, name: str = "server") -> None:
@@ -122,28 +120,20 @@ def _print_one(result: Mapping[str, Any]) -> None:
         ),
         ("requests/s", f"{result['completed_rps']:.3f} (offered {result['offered_rps']:.3f})"),
         ("output tokens/s", f"{result['output_tok_s']:.1f}"),
-        (
-            "goodput",
-            f"{slo['goodput_rps']:.3f} requests/s, {slo['share_met']:.1%} within TTFT {slo['ttft_s']:g} s and TPOT "
-            f"{1000 * slo['tpot_s']:g} ms",
-        ),
+        ("goodput", goodput_of(slo)),
         ("prompt tokens", prompt),
         ("output tokens", f"{tokens['num_output_tokens']}{counted}"),
-        ("sent late, p99", f"{_ms(result['send_late_s']['p99'])} ms"),
+        ("sent late, p99", f"{milliseconds(result['send_late_s']['p99'])} ms"),
         (
             "client",
             f"{client['cpu_share']:.1%} of a core, {_us(client['cpu_us_per_chunk'])} per chunk, event loop "
-            f"{_ms(client['loop_lag_s']['p99'])} ms late (p99)",
+            f"{milliseconds(client['loop_lag_s']['p99'])} ms late (p99)",
         ),
     ]
     for kind, found in {**result["refusals"], **result["failures"]}.items():
         rows.append((kind, f"{found['count']}, first: {found['first']}"))
     print_table(("figure", "value"), rows)
-    latency = result["latency"]
-    print_table(
-        ("latency", *_PERCENTILES),
-        [(name, *(_ms(latency[key][p]) for p in _PERCENTILES)) for key, name in _LATENCIES.items()],
-    )
+    print_latencies(result["latency"])
 
 
 def _row(result: Mapping[str, Any]) -> tuple[str, ...]:
@@ -157,9 +147,9 @@ def _row(result: Mapping[str, Any]) -> tuple[str, ...]:
         f"{slo['goodput_rps']:.2f}",
         f"{slo['share_met']:.1%}",
         f"{result['output_tok_s']:.1f}",
-        *(_ms(latency[key][p]) for key in ("ttft_s", "tpot_s") for p in ("p50", "p99")),
-        _ms(latency["itl_s"]["p99"]),
-        _ms(latency["e2e_s"]["p50"]),
+        *(milliseconds(latency[key][p]) for key in ("ttft_s", "tpot_s") for p in ("p50", "p99")),
+        milliseconds(latency["itl_s"]["p99"]),
+        milliseconds(latency["e2e_s"]["p50"]),
         f"{result['client']['cpu_share']:.0%}",
     )
 
@@ -174,11 +164,7 @@ def _meets_targets(result: Mapping[str, Any]) -> bool:
 def _amount(value: float | None, better: str) -> str:
     if value is None:
         return "-"
-    return f"{value:.2f}" if better == "higher" else _ms(value)
-
-
-def _ms(seconds: float | None) -> str:
-    return "-" if seconds is None else f"{1000 * seconds:.1f}"
+    return f"{value:.2f}" if better == "higher" else milliseconds(value)
 
 
 def _us(microseconds: float | None) -> str:

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from tokenloom.cli.load_settings import GENERATED, LoadSettings, targets_of
+from tokenloom.cli.load_settings import GENERATED, LoadSettings, NumRequests, check_needed, check_span, targets_of
 from tokenloom.errors import ConfigError
 from tokenloom.load_generator.endpoint import Api, Endpoint, parse_base_url, parse_extra_body
 from tokenloom.load_generator.measure import LoadTest
@@ -33,7 +33,7 @@ _SHAPE_KEYS = {field.name for field in fields(LoadShape)}
 _ONLY_GENERATED = _SHAPE_KEYS - {"rate", "burstiness", "output_tokens"}
 _ENVIRONMENT = "env:"
 
-PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+PositiveFloat = Annotated[float, Field(gt=0)]
 
 
 class LoadTestSettings(LoadSettings):
@@ -43,7 +43,7 @@ class LoadTestSettings(LoadSettings):
         default=GENERATED,
         description="The word 'generated', Azure .csv, Mooncake .jsonl, bench .json, or prompts: .txt lines, .jsonl.",
     )
-    limit: Annotated[int, Field(ge=1)] | None = Field(
+    limit: NumRequests | None = Field(
         default=None,
         description="Only the first so many requests; how many to generate (100, or 4 times the concurrency).",
     )
@@ -58,9 +58,7 @@ class LoadTestSettings(LoadSettings):
     duration_s: PositiveFloat | None = Field(
         default=None, description="Send nothing later than this; generated load then does not end before."
     )
-    warmup_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(
-        default=0.0, description="Seconds at the start that do not count."
-    )
+    warmup_s: Annotated[float, Field(ge=0)] = Field(default=0.0, description="Seconds at the start that do not count.")
     cut_off: bool | None = Field(
         default=None, description="End the measured window when the load begins to fall; null: yes, unless traffic=all."
     )
@@ -71,7 +69,8 @@ class LoadTestSettings(LoadSettings):
     prompt_form: Literal["auto", PromptForm] = Field(
         default="auto", description="How prompts are sent; auto tries token ids, which a chat does not take."
     )
-    vocab_size: Annotated[int, Field(ge=2)] = Field(default=32000, description="Random token ids are drawn below it.")
+    # With few ids, prompts that are to share nothing would begin alike.
+    vocab_size: Annotated[int, Field(ge=32)] = Field(default=32000, description="Random token ids are drawn below it.")
     tokenizer: str | None = Field(
         default=None, description="tokenizer.json (or its folder) that makes text of token ids; null: plain words."
     )
@@ -86,6 +85,7 @@ def load_test_of(settings: LoadTestSettings) -> LoadTest:
     _check(settings, kind)
     concurrency = (settings.concurrency or _DEFAULT_CONCURRENCY) if kind == "closed" else None
     workload = _workload(settings, kind, planned, concurrency)
+    _check_span(settings, kind, planned, workload.num_requests or 0)
     if kind == "closed" and settings.cut_off is not False and concurrency is not None:
         _check_fills(workload, concurrency)
     return LoadTest(
@@ -179,6 +179,7 @@ def _check(settings: LoadTestSettings, kind: TrafficKind) -> None:
         raise ConfigError("cut_off=true: with traffic=all the load falls from the start; drop it")
     if {"num_tenants", "tenant_skew"} & given:
         raise ConfigError("num_tenants, tenant_skew: a server's tenants are API keys; run one load for each api_key")
+    check_needed(settings)
 
 
 def _check_fills(workload: Workload, concurrency: int) -> None:
@@ -189,6 +190,15 @@ def _check_fills(workload: Workload, concurrency: int) -> None:
             f"request{'' if count == 1 else 's'}: none follows another, so the load is "
             f"never steady; give more (limit=), or use traffic=all, or cut_off=false"
         )
+
+
+def _check_span(
+    settings: LoadTestSettings, kind: TrafficKind, planned: Sequence[PlannedRequest], num_requests: int
+) -> None:
+    if settings.rate is not None:
+        check_span(settings, num_requests, num_requests / settings.rate)
+    elif kind == "trace":
+        check_span(settings, num_requests, planned[-1].timed.arrival_s)
 
 
 def _workload(

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, cast
+from typing import Annotated, Any, cast
 
 import click
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from tokenloom.cli.config_arguments import config_dir_option, overrides_argument
 from tokenloom.cli.console import print_table
+from tokenloom.cli.effective_keys import refuse_idle_keys
 from tokenloom.compose import compose_config
 from tokenloom.engine_config import EngineConfig
 from tokenloom.errors import ConfigError
@@ -21,16 +22,22 @@ from tokenloom.loader.checkpoint import open_checkpoint
 from tokenloom.loader.sources import resolve_model
 from tokenloom.memory_forecast import MemoryForecast, RequestLengths, forecast_memory, largest_batch
 from tokenloom.model_config import ModelConfig
+from tokenloom.output_files import check_output_files
+from tokenloom.settings_base import Settings
 
 __all__ = ["PlanMemorySettings", "plan"]
 
 _BLOCK_SIZES = (8, 16, 32, 64, 128, 256)
+_EFFECTIVE = (
+    *("model.*", "attention.*", "cache.*", "spec_decode.*", "quant.*", "executor.*", "scheduler.max_num_seqs"),
+    *("scheduler.max_num_batched_tokens", "scheduler.preempt_mode", "engine.deterministic", "engine.pipeline_depth"),
+    "*.name",
+)
+"""What decides how much memory an engine takes, and whether it can run at all."""
 
 
-class PlanMemorySettings(BaseModel):
+class PlanMemorySettings(Settings):
     """Keys of `tokenloom plan memory`."""
-
-    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     prompt_tokens: Annotated[int, Field(ge=1)] = Field(default=512, description="Prompt of the requests to plan for.")
     output_tokens: Annotated[int, Field(ge=1)] = Field(default=128, description="Output of the requests to plan for.")
@@ -56,7 +63,9 @@ def memory(overrides: tuple[str, ...], config_dir: Path | None) -> None:
     For example: tokenloom plan memory model.dtype=bfloat16 memory_bytes=24000000000 prompt_tokens=2000
     """
     composed = compose_config(overrides, config_dir=config_dir, command=PlanMemorySettings)
+    refuse_idle_keys(composed, "plan memory", _EFFECTIVE)
     settings, config = composed.extras_of(PlanMemorySettings), composed.engine
+    check_output_files({}, {"output": settings.output})
     checkpoint = open_checkpoint(resolve_model(config.model.source, revision=config.model.revision))
     try:
         forecast = forecast_memory(config, checkpoint, settings.memory_bytes)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import click
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -19,6 +19,8 @@ from tokenloom.compose import compose_config
 from tokenloom.errors import ConfigError
 from tokenloom.llm import LLM
 from tokenloom.observability.profile_run import PhaseSummary, Profiler, summarize
+from tokenloom.output_files import check_output_files
+from tokenloom.settings_base import Settings
 
 __all__ = ["ProfileSettings", "profile"]
 
@@ -27,10 +29,8 @@ _GENERATED_KEYS = frozenset({"num_requests", "prompt_tokens", "output_tokens"})
 _MS_PER_S = 1e3
 
 
-class ProfileSettings(BaseModel):
+class ProfileSettings(Settings):
     """Keys of `tokenloom profile`."""
-
-    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     workload: str = Field(
         default=_GENERATED, description='JSON list of {"prompt": [token ids], "max_tokens": n}, or the word generated.'
@@ -62,7 +62,7 @@ def profile(overrides: tuple[str, ...], config_dir: Path | None) -> None:
     """
     composed = compose_config(overrides, config_dir=config_dir, command=ProfileSettings)
     settings = composed.extras_of(ProfileSettings)
-    _check(settings)
+    _check(settings, composed.engine.trace.file)
     profiler = Profiler(with_ops=settings.with_ops)
     with LLM(config=composed, taps=profiler.taps) as llm:
         workload = _workload(settings, llm.engine.limits.vocab_size)
@@ -80,16 +80,13 @@ def profile(overrides: tuple[str, ...], config_dir: Path | None) -> None:
     _print(profiler, settings)
 
 
-def _check(settings: ProfileSettings) -> None:
+def _check(settings: ProfileSettings, trace: str | None) -> None:
     """Refuses what would be ignored, or would lose the result, before anything runs."""
     own = sorted(settings.model_fields_set & _GENERATED_KEYS)
     if own and settings.workload != _GENERATED:
         raise ConfigError(f"{', '.join(own)}: only of workload={_GENERATED}; {settings.workload} is a file")
-    target = Path(settings.output).absolute()
-    if not target.parent.is_dir():
-        raise click.UsageError(f"{target}: its folder does not exist; make it first")
-    if target.is_dir():
-        raise click.UsageError(f"{target} is a folder; name a file")
+    workload = None if settings.workload == _GENERATED else settings.workload
+    check_output_files({"workload": workload}, {"output": settings.output}, [trace])
 
 
 def _workload(settings: ProfileSettings, vocab_size: int) -> list[WorkloadItem]:

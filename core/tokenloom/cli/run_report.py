@@ -15,7 +15,7 @@ def print_plan(llm: LLM) -> None:
     """Prints what was resolved: model, device, dtype, plugins, KV memory."""
     facts = llm.engine.facts
     plugins = "  ".join(f"{choice.kind}={choice.name}" for choice in llm.config.engine.choices())
-    resolved = f"{facts.device}, {facts.dtype}, context {facts.max_model_len}"
+    resolved = f"{facts.device}, {facts.dtype}, {facts.operations} operations, context {facts.max_model_len}"
     click.echo(f"model    {llm.model_path.name}  ({resolved})", err=True)
     click.echo(f"plugins  {plugins}", err=True)
     for name, size in facts.memory.items():

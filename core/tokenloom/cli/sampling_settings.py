@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from typing import Any, ClassVar
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import Field, field_validator
 
 from tokenloom.compose.overrides import value_word
 from tokenloom.errors import RequestError
 from tokenloom.sampling_params import SamplingParams
+from tokenloom.settings_base import Settings
 
 __all__ = ["SamplingSettings"]
 
@@ -18,10 +19,8 @@ _WRITTEN = {r"\bNone\b": "null", r"\(\)": "[]"}
 """Python's words in the advice of SamplingParams, as patterns, and those of an override."""
 
 
-class SamplingSettings(BaseModel):
+class SamplingSettings(Settings):
     """What stands at the top level beside the engine's keys; values are judged by SamplingParams."""
-
-    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     max_tokens: int | None = Field(default=256, description="Most tokens to generate; null: up to the context limit.")
     min_tokens: int = Field(default=0, description="Tokens before which nothing may stop the output.")

@@ -7,14 +7,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from tokenloom.cli.console import print_table
+from tokenloom.cli.figure_cells import drafts_accepted, goodput_of, milliseconds, print_latencies
 from tokenloom.kv.memory_plan import format_bytes
 from tokenloom.simulation.report import missed_targets
 from tokenloom.simulation.request_groups import GROUPINGS
 
 __all__ = ["print_cache_result", "print_capacity", "print_runs"]
 
-_LATENCIES = {"ttft_s": "TTFT ms", "tpot_s": "TPOT ms", "itl_s": "ITL ms", "e2e_s": "E2E ms"}
-_PERCENTILES = ("mean", "p50", "p90", "p95", "p99")
 _MOST_GROUPS = 10
 """Rows of one table of groups for each run; `output=` has all of them."""
 
@@ -101,11 +100,7 @@ def _print_one(result: Mapping[str, Any]) -> None:
         ("requests/s", f"{result['completed_rps']:.3f}"),
         ("output tokens/s", f"{result['output_tok_s']:.1f}"),
         ("total tokens/s", f"{result['total_tok_s']:.1f}"),
-        (
-            "goodput",
-            f"{slo['goodput_rps']:.3f} requests/s, {slo['share_met']:.1%} within TTFT {slo['ttft_s']:g} s and TPOT "
-            f"{1000 * slo['tpot_s']:g} ms",
-        ),
+        ("goodput", goodput_of(slo)),
         ("targets at p99", f"missed: {', '.join(missed)}" if missed else "met"),
         ("hit ratio", f"{result['hit_ratio']:.4f} of the prompt tokens"),
         ("preemptions", _preemptions(result)),
@@ -119,14 +114,9 @@ def _print_one(result: Mapping[str, Any]) -> None:
         ("waiting", f"mean {occupancy['waiting_mean']:.1f}, peak {occupancy['waiting_peak']:.0f}"),
     ]
     if engine["num_draft_tokens"]:
-        rate = engine["num_accepted_tokens"] / engine["num_draft_tokens"]
-        rows.append(("drafts accepted", f"{engine['num_accepted_tokens']}/{engine['num_draft_tokens']} ({rate:.0%})"))
+        rows.append(("drafts accepted", drafts_accepted(engine)))
     print_table(("figure", "value"), rows)
-    latency = result["latency"]
-    print_table(
-        ("latency", *_PERCENTILES),
-        [(name, *(_ms(latency[key][p]) for p in _PERCENTILES)) for key, name in _LATENCIES.items()],
-    )
+    print_latencies(result["latency"])
 
 
 def _print_groups(results: Mapping[str, Mapping[str, Any]]) -> None:
@@ -148,7 +138,7 @@ def _print_groups(results: Mapping[str, Mapping[str, Any]]) -> None:
         print_table(heads[first:], [row[first:] for row in rows], title)
     fair = {name: result["fairness"] for name, result in results.items() if "fairness" in result}
     if fair:
-        shown = [(name, f"{f['service_gap']:.0f}", _ms(f["worst_ttft_p99_s"])) for name, f in fair.items()]
+        shown = [(name, f"{f['service_gap']:.0f}", milliseconds(f["worst_ttft_p99_s"])) for name, f in fair.items()]
         print_table(("configuration", "largest service gap of tenants that wait", "worst tenant's TTFT ms p99"), shown)
 
 
@@ -157,9 +147,9 @@ def _group_row(group: Mapping[str, Any]) -> tuple[str, ...]:
         str(group["num_requests"]),
         str(group["num_completed"]),
         f"{group['service']:.0f}",
-        _ms(group["ttft_s"]["p50"]),
-        _ms(group["ttft_s"]["p99"]),
-        _ms(group["tpot_s"]["p99"]),
+        milliseconds(group["ttft_s"]["p50"]),
+        milliseconds(group["ttft_s"]["p99"]),
+        milliseconds(group["tpot_s"]["p99"]),
         f"{group['share_met']:.1%}",
     )
 
@@ -180,17 +170,13 @@ def _row(result: Mapping[str, Any]) -> tuple[str, ...]:
         f"{slo['goodput_rps']:.2f}",
         f"{slo['share_met']:.1%}",
         f"{result['output_tok_s']:.1f}",
-        _ms(latency["ttft_s"]["p50"]),
-        _ms(latency["ttft_s"]["p99"]),
-        _ms(latency["tpot_s"]["p50"]),
-        _ms(latency["tpot_s"]["p99"]),
-        _ms(latency["itl_s"]["p99"]),
+        milliseconds(latency["ttft_s"]["p50"]),
+        milliseconds(latency["ttft_s"]["p99"]),
+        milliseconds(latency["tpot_s"]["p50"]),
+        milliseconds(latency["tpot_s"]["p99"]),
+        milliseconds(latency["itl_s"]["p99"]),
         f"{result['hit_ratio']:.4f}",
         str(result["num_preemptions"]),
         f"{result['recomputed_share']:.2%}",
         f"{result['occupancy']['kv_mean']:.1%}",
     )
-
-
-def _ms(seconds: float | None) -> str:
-    return "-" if seconds is None else f"{1000 * seconds:.1f}"

@@ -34,6 +34,12 @@ def replay(file: Path) -> int:
     found = replay_trace(TraceFile.open(file))
     click.echo(f"{found.num_equal} plans are equal")
     if found.divergence is None:
+        if found.num_unfinished:
+            click.echo(
+                f"note: the trace tells no end of {found.num_unfinished} requests: its run was stopped, or the file "
+                "was cut short",
+                err=True,
+            )
         return 0
     _print_divergence(found.divergence, ("recorded", "replayed"))
     return _DIFFERENT

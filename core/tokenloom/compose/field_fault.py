@@ -30,7 +30,9 @@ def field_fault(key: str, info: FieldInfo, details: ErrorDetails, *, is_keyword:
     if details["type"] in _CONTAINERS:
         text = f"must be a {describe_field(key, info).type if len(location) == 1 else _CONTAINERS[details['type']]}"
         text += f", as in {key}={value_word(info.examples[0])}" if info.examples else ""
-    return f"{text}; {_NONE_ADVICE[is_keyword]}" if _means_none(info, value) else text
+    # Infinity is how somebody who knows no null switches a limit off.
+    is_infinite = details["type"] == "finite_number" and len(location) == 1 and _allows_none(info)
+    return f"{text}; {_NONE_ADVICE[is_keyword]}" if is_infinite or _means_none(info, value) else text
 
 
 def none_as_text(info: FieldInfo, value: object, *, is_keyword: bool) -> str | None:
@@ -44,4 +46,8 @@ _NONE_ADVICE = {True: "write None without quotes for none", False: "write null f
 
 
 def _means_none(info: FieldInfo, value: object) -> bool:
-    return isinstance(value, str) and value.lower() == "none" and type(None) in alternatives(info.annotation)
+    return isinstance(value, str) and value.lower() == "none" and _allows_none(info)
+
+
+def _allows_none(info: FieldInfo) -> bool:
+    return type(None) in alternatives(info.annotation)

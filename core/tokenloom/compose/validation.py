@@ -16,7 +16,7 @@ from tokenloom.compose.config_keys import describe_field, holds_secrets, near_ke
 from tokenloom.compose.field_fault import field_fault, none_as_text
 from tokenloom.compose.overrides import value_word
 from tokenloom.compose.secret_words import may_hold_secret
-from tokenloom.engine_config import EngineConfig
+from tokenloom.engine_config import EngineConfig, ModelSettings
 from tokenloom.errors import ConfigError, ContractVersionError, PluginError
 from tokenloom.interfaces.contract import CONTRACT_VERSIONS, KINDS, PluginChoice, PluginConfig
 from tokenloom.plugins import Registry
@@ -63,7 +63,15 @@ def validate(
         if key not in EngineConfig.model_fields and key not in command_fields:
             check.unknown_top(key)
     check.finish()
-    return Validated(engine=EngineConfig(**blocks, **choices), extras=extras)  # type: ignore[arg-type]
+    meant = {kind: _meant(choice, blocks["model"]) for kind, choice in choices.items()}
+    return Validated(engine=EngineConfig(**blocks, **meant), extras=extras)  # type: ignore[arg-type]
+
+
+def _meant(choice: PluginChoice | None, model: BaseModel | None) -> PluginChoice:
+    """The plugin that is going to run, where an `auto` was chosen."""
+    assert choice is not None, "a config with faults was not refused"
+    assert isinstance(model, ModelSettings), f"the block model holds {model!r}"
+    return choice.config.stands_for(model.device, model.dtype) or choice
 
 
 @final

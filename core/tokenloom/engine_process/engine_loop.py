@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import final
 
 from tokenloom.engine_output import EngineOutput
+from tokenloom.engine_process.fault import Fault, fault_of
 from tokenloom.engine_process.heartbeat import Heartbeat
 from tokenloom.engine_process.link import EngineLink
 from tokenloom.engine_process.loop_observer import LoopObserver
@@ -96,7 +97,7 @@ class EngineLoop:
             self._tell_failure(error)
             if isinstance(error, EngineDeadError) or not isinstance(error, Exception):
                 raise
-            raise EngineDeadError(_message(error)) from error
+            raise EngineDeadError(fault_of(error).message) from error
         finally:
             self._submissions.close()
             self._link.close()
@@ -151,14 +152,15 @@ class EngineLoop:
         operation = self._operations.get(call.operation)
         if operation is None:
             known = ", ".join(sorted(self._operations))
-            return Reply(call.call_id, error=f"the engine has no operation {call.operation!r}, only {known}")
+            message = f"the engine has no operation {call.operation!r}, only {known}"
+            return Reply(call.call_id, fault=Fault("internal", message))
         try:
             return Reply(call.call_id, operation(call.arguments))
         # Whatever is wrong with one question must not end the others' streams.
         except Exception as error:  # noqa: BLE001
             if not isinstance(error, TokenloomError):
                 _log.exception("operation %s failed", call.operation)
-            return Reply(call.call_id, error=_message(error))
+            return Reply(call.call_id, fault=fault_of(error))
 
     # ---- steps ----
 
@@ -199,8 +201,4 @@ class EngineLoop:
 
     def _tell_failure(self, error: BaseException) -> None:
         for front_end in self._front_ends:
-            self._link.send(front_end, Failed(_message(error)))
-
-
-def _message(error: BaseException) -> str:
-    return str(error) if isinstance(error, TokenloomError) else f"{type(error).__name__}: {error}"
+            self._link.send(front_end, Failed(fault_of(error).message))

@@ -16,9 +16,12 @@ __all__ = ["GrammarThread"]
 class GrammarThread:
     """One thread that compiles grammars for one model."""
 
-    def __init__(self, compile_spec: Callable[[GrammarSpec], LogitsConstraint]) -> None:
-        """`compile_spec` raises RequestError for a grammar that is none."""
+    def __init__(
+        self, compile_spec: Callable[[GrammarSpec], LogitsConstraint], interrupt: Callable[[], None] | None = None
+    ) -> None:
+        """`compile_spec` raises RequestError for a grammar that is none; `interrupt` ends what that waits for."""
         self._compile_spec = compile_spec
+        self._interrupt = interrupt
         self._thread: ThreadPoolExecutor | None = None
 
     def start(self, spec: GrammarSpec) -> Future[LogitsConstraint]:
@@ -32,3 +35,5 @@ class GrammarThread:
         if self._thread is not None:
             self._thread.shutdown(wait=False, cancel_futures=True)
             self._thread = None
+            if self._interrupt is not None:
+                self._interrupt()

@@ -1,4 +1,4 @@
-"""An engine client over a link: sorts what comes by submission, and survives the engine's death."""
+"""What a front end holds of an engine, wherever that runs: sorts what comes by submission, and survives its death."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any, final
 
 from tokenloom.clock import Clock, MonotonicClock
-from tokenloom.engine_process.client import EngineClient
 from tokenloom.engine_process.link import FrontEndLink
 from tokenloom.engine_process.linked_stream import LinkedStream, choice_ids
 from tokenloom.engine_process.messages import (
@@ -23,7 +22,7 @@ from tokenloom.engine_process.messages import (
     Submit,
     Truncate,
 )
-from tokenloom.errors import EngineDeadError, OverloadedError, RequestError, TokenloomError
+from tokenloom.errors import EngineDeadError, RequestError
 
 __all__ = ["LinkedClient"]
 
@@ -31,8 +30,11 @@ _NOT_THERE = "the engine is not there: it is loading, or being restarted; try ag
 
 
 @final
-class LinkedClient(EngineClient):
-    """Holds a link to the engine while there is one. Whoever watches the engine attaches and detaches links."""
+class LinkedClient:
+    """Holds a link to the engine while there is one. Lives in one event loop.
+
+    Whoever watches the engine attaches and detaches links.
+    """
 
     def __init__(self, *, on_ready: Callable[[], None] | None = None, clock: Clock | None = None) -> None:
         """`on_ready` is called each time that an engine can be used."""
@@ -48,12 +50,14 @@ class LinkedClient(EngineClient):
 
     @property
     def info(self) -> EngineInfo:
+        """What the engine said of itself. Raises EngineDeadError before it was ready for the first time."""
         if self._info is None:
             raise EngineDeadError(_NOT_THERE)
         return self._info
 
     @property
     def is_ready(self) -> bool:
+        """Whether submissions can be sent now."""
         return self._is_ready
 
     @property
@@ -90,6 +94,7 @@ class LinkedClient(EngineClient):
                 call.set_exception(EngineDeadError(reason))
 
     def submit(self, submission: Submit) -> LinkedStream:
+        """Sends a submission; does not wait. Raises EngineDeadError when the engine is not there."""
         self._require_ready()
         ids = choice_ids(submission)
         taken = next((request_id for request_id in ids if request_id in self._choices), None)
@@ -105,6 +110,12 @@ class LinkedClient(EngineClient):
         return stream
 
     async def call(self, operation: str, **arguments: Any) -> Any:
+        """Asks the engine something, see `EngineLoop`; may take as long as a step.
+
+        Raises:
+            EngineDeadError: it is not there, or dies meanwhile.
+            TokenloomError: the operation failed, with the engine's message; RequestError: it was asked for wrongly.
+        """
         self._require_ready()
         number = self._next_call
         self._next_call += 1
@@ -124,6 +135,7 @@ class LinkedClient(EngineClient):
         self._choices.clear()
 
     async def close(self) -> None:
+        """Aborts this front end's requests and ends the connection; idempotent."""
         if self._link is not None:
             for stream in dict.fromkeys(self._choices.values()):
                 self._send(Abort([stream.request_id]))
@@ -165,25 +177,17 @@ class LinkedClient(EngineClient):
                 self.detach(message.message)
 
     def _refuse(self, refused: Refused) -> None:
-        error: TokenloomError
-        match refused.error:
-            case "request":
-                error = RequestError(refused.message, refused.param)
-            case "overloaded":
-                error = OverloadedError(refused.message, retry_after_s=refused.retry_after_s)
-            case "internal":
-                error = TokenloomError(refused.message)
         stream = self._choices.get(refused.request_id) or self._choices.get(f"{refused.request_id}-0")
         if stream is not None:
             for choice in stream.live_choices:
                 del self._choices[choice]
-            stream.fail(error)
+            stream.fail(refused.fault.error())
 
     def _answer(self, reply: Reply) -> None:
         call = self._calls.get(reply.call_id)
         if call is None or call.done():
             return
-        if reply.error is None:
+        if reply.fault is None:
             call.set_result(reply.result)
         else:
-            call.set_exception(TokenloomError(reply.error))
+            call.set_exception(reply.fault.error())

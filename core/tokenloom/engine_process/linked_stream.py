@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import final
 
 from tokenloom.engine_output import EngineOutput, RequestTimes
-from tokenloom.engine_process.client import EngineStream
 from tokenloom.engine_process.messages import Submit
 from tokenloom.errors import TokenloomError
 from tokenloom.request import FinishReason
@@ -24,8 +23,18 @@ def choice_ids(submission: Submit) -> list[str]:
 
 
 @final
-class LinkedStream(EngineStream):
-    """Holds at most one output for each choice: what lands before the last one was read is merged into it."""
+class LinkedStream:
+    """The outputs of one submission, all its choices interleaved, as they land. Used from one task.
+
+    Iterating yields what has landed since the last time (at least one output), until every choice has ended. A reader
+    that is slower than the engine gets several steps at once: at most one output is held for each choice, and what
+    lands before that was read is merged into it, so that what waits is bounded by the request's own tokens.
+
+    Raises, while iterating:
+        RequestError: the engine refused the submission: it can never run as asked.
+        OverloadedError: the engine refused it for now.
+        EngineDeadError: the engine died; nothing more comes.
+    """
 
     def __init__(
         self,
@@ -72,12 +81,14 @@ class LinkedStream(EngineStream):
         return tuple(self._last)
 
     def truncate(self, request_id: str, num_output_tokens: int, stop_reason: str) -> None:
+        """Ends one choice at a stop string; nothing more comes of it. Harmless once it has ended."""
         self._pending.pop(request_id, None)
         if request_id in self._last:
             del self._last[request_id]
             self._truncate(request_id, num_output_tokens, stop_reason)
 
     def close(self) -> None:
+        """Aborts every choice that has not ended; idempotent, does not wait."""
         live = self.live_choices
         self._last.clear()
         self._pending.clear()

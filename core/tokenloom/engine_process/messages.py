@@ -7,16 +7,18 @@ engine -> front end    EngineInfo (answers Hello), Outputs, Refused, Reply, Fail
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
 from tokenloom.engine_output import EngineOutput
+from tokenloom.engine_process.fault import Fault
 from tokenloom.grammar_spec import GrammarSpec
 from tokenloom.request_factory import RequestTraits
 from tokenloom.sampling_params import SamplingParams
 
 __all__ = [
+    "GRAMMAR_PARAM",
     "Abort",
     "Call",
     "EngineInfo",
@@ -33,6 +35,9 @@ __all__ = [
     "ToEngine",
     "Truncate",
 ]
+
+GRAMMAR_PARAM = "response_format"
+"""`Fault.param` where the constraint is at fault, whichever field of a client's body it came from."""
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
@@ -129,25 +134,19 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
 
     Attributes:
         request_id: of the submission.
-        error: "request" (it can never run as asked), "overloaded" (try later) or "internal".
-        message: what was wrong, for the user.
-        param: the field at fault, if there is one.
-        retry_after_s: when trying again may be worth it, if that can be said.
+        fault: why not.
     """
 
     request_id: str
-    error: Literal["request", "overloaded", "internal"]
-    message: str
-    param: str | None = None
-    retry_after_s: float | None = None
+    fault: Fault
 
 
 class Reply(msgspec.Struct, frozen=True, tag="reply"):
-    """The answer to a `Call`: a result, or the message of an error."""
+    """The answer to a `Call`: a result, or what went wrong."""
 
     call_id: int
     result: Any = None
-    error: str | None = None
+    fault: Fault | None = None
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):

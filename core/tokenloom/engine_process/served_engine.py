@@ -19,7 +19,7 @@ from tokenloom.interfaces.scheduler import SchedulerConfig
 from tokenloom.llm import LLM
 from tokenloom.plugins import Registry
 from tokenloom.request_factory import RequestFactory
-from tokenloom.structured import compile_grammar
+from tokenloom.structured import CompileTrial, compile_grammar
 
 __all__ = ["ServedEngine", "served_engine"]
 
@@ -48,10 +48,13 @@ def served_engine(llm: LLM, registry: Registry | None = None, *, tokenizer_file:
     eos_token_ids = tuple(dict.fromkeys((*engine.facts.eos_token_ids, *llm.tokenizer.eos_token_ids)))
     factory = RequestFactory(engine.limits, eos_token_ids, config.engine.seed, MonotonicClock(), registry)
 
-    def compile_spec(spec: GrammarSpec) -> LogitsConstraint:
-        return compile_grammar(spec, llm.tokenizer, engine.limits.vocab_size, eos_token_ids)
+    trial = CompileTrial()
 
-    return ServedEngine(engine, factory, GrammarThread(compile_spec), _info(llm, tokenizer_file))
+    def compile_spec(spec: GrammarSpec) -> LogitsConstraint:
+        vocab_size = engine.limits.vocab_size
+        return compile_grammar(spec, llm.tokenizer, vocab_size, eos_token_ids, check_cost=trial.check)
+
+    return ServedEngine(engine, factory, GrammarThread(compile_spec, trial.close), _info(llm, tokenizer_file))
 
 
 def _info(llm: LLM, tokenizer_file: Path | None) -> EngineInfo:

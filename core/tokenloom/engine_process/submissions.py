@@ -9,10 +9,11 @@ from dataclasses import dataclass, replace
 from typing import final
 
 from tokenloom.engine_output import EngineOutput
+from tokenloom.engine_process.fault import fault_of
 from tokenloom.engine_process.loop_observer import LoopObserver
-from tokenloom.engine_process.messages import Refused, Submit, Truncate
+from tokenloom.engine_process.messages import GRAMMAR_PARAM, Refused, Submit, Truncate
 from tokenloom.engine_process.served_engine import ServedEngine
-from tokenloom.errors import OverloadedError, PluginContractError, RequestError, TokenloomError
+from tokenloom.errors import PluginContractError, RequestError
 from tokenloom.interfaces.logits import LogitsConstraint
 from tokenloom.request_factory import RequestTraits
 
@@ -22,7 +23,6 @@ _log = logging.getLogger(__name__)
 _COMPILING_POLL_S = 0.002
 _SHORT_WAIT_S = 0.002
 """What a step may be late for grammars that are ready at once, because they were compiled before."""
-_GRAMMAR_PARAM = "response_format"
 
 
 @dataclass(slots=True)
@@ -82,7 +82,7 @@ class Submissions:
                 traits = replace(submit.traits, constraint=compiled.result())
                 refused = self._start(front_end, submit, traits)
             else:
-                refused = self._refuse(submit.request_id, error, _GRAMMAR_PARAM)
+                refused = self._refuse(submit.request_id, error, GRAMMAR_PARAM)
             if refused is not None:
                 yield front_end, refused
 
@@ -160,15 +160,10 @@ class Submissions:
         return None
 
     def _refuse(self, request_id: str, error: BaseException, param: str | None = None) -> Refused:
-        match error:
-            case OverloadedError():
-                refused = Refused(request_id, "overloaded", str(error), retry_after_s=error.retry_after_s)
-            case RequestError():
-                refused = Refused(request_id, "request", str(error), error.param or param)
-            case _:
-                _log.error("submission %s failed", request_id, exc_info=error)
-                message = str(error) if isinstance(error, TokenloomError) else f"{type(error).__name__}: {error}"
-                refused = Refused(request_id, "internal", message)
+        fault = fault_of(error, param)
+        if fault.kind == "internal":
+            _log.error("submission %s failed", request_id, exc_info=error)
+        refused = Refused(request_id, fault)
         for observer in self._observers:
             observer.refused(refused)
         return refused

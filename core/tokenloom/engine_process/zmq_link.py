@@ -11,6 +11,7 @@ import msgspec
 import zmq
 import zmq.asyncio
 
+from tokenloom.engine_process.fault import Fault
 from tokenloom.engine_process.link import EngineLink, FrontEndLink
 from tokenloom.engine_process.messages import FromEngine, Refused, ToEngine
 
@@ -63,7 +64,8 @@ class ZmqEngineLink(EngineLink):
         _log.error("%s sent what cannot be read: %s", front_end, error)
         content = msgspec.msgpack.decode(data)
         if isinstance(content, dict) and isinstance(content.get("request_id"), str):
-            self.send(front_end, Refused(content["request_id"], "internal", f"the engine could not read it: {error}"))
+            fault = Fault("internal", f"the engine could not read it: {error}")
+            self.send(front_end, Refused(content["request_id"], fault))
 
 
 @final

@@ -8,11 +8,20 @@ from pathlib import Path
 import psutil
 import torch
 
-from tokenloom.engine_config import ModelSettings
-from tokenloom.errors import ConfigError
+from tokenloom.engine_config import EngineSettings, ModelSettings
+from tokenloom.errors import CapabilityError, ConfigError
 from tokenloom.model_config import ModelConfig
+from tokenloom.ops.native import why_not_buildable
+from tokenloom.ops.table import OpsName
 
-__all__ = ["available_bytes", "choose_device", "choose_dtype", "choose_max_model_len", "choose_num_threads"]
+__all__ = [
+    "available_bytes",
+    "choose_device",
+    "choose_dtype",
+    "choose_max_model_len",
+    "choose_num_threads",
+    "choose_ops",
+]
 
 _CGROUP = Path("/sys/fs/cgroup")
 
@@ -43,6 +52,21 @@ def choose_max_model_len(settings: ModelSettings, model: ModelConfig) -> int:
             f"{model.max_position_embeddings} positions; choose at most that"
         )
     return settings.max_model_len
+
+
+def choose_ops(settings: EngineSettings, device: torch.device, dtype: torch.dtype) -> OpsName:
+    """auto is native for bfloat16 on a CPU where there is a compiler. Raises CapabilityError where native cannot be."""
+    can_be_native = device.type == "cpu" and dtype == torch.bfloat16
+    if settings.operations == "auto":
+        return "native" if can_be_native and why_not_buildable() is None else "torch"
+    if settings.operations == "native" and not can_be_native:
+        raise CapabilityError(
+            [
+                f"engine.operations=native computes in bfloat16 on a CPU, got {str(dtype).removeprefix('torch.')} on "
+                f"{device.type}; try model.dtype=bfloat16 model.device=cpu, or engine.operations=torch"
+            ]
+        )
+    return settings.operations
 
 
 def choose_num_threads(num_threads: int | None) -> int:

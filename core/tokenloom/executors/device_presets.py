@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, Literal, Self
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from tokenloom.errors import ConfigError, did_you_mean
 from tokenloom.executors.step_time import AttentionSpan, StepCosts
+from tokenloom.settings_base import Settings
 from tokenloom.settings_validation import located_fault
 
 __all__ = ["DEVICE_PRESETS", "DevicePreset", "ModelShape", "load_preset"]
@@ -19,20 +20,17 @@ _Count = Annotated[int, Field(ge=1)]
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
-class _Block(BaseModel):
-    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-
-class ModelShape(_Block):
+class ModelShape(Settings):
     """Sizes of the model."""
 
-    num_layers: _Count = Field(description="Decoder layers.")
+    num_layers: Annotated[int, Field(ge=1, le=10_000)] = Field(description="Decoder layers.")
     hidden_size: _Count = Field(description="Size of a hidden state.")
     intermediate_size: _Count = Field(description="Inner size of a feed-forward part.")
     num_heads: _Count = Field(description="Query heads.")
     num_kv_heads: _Count = Field(description="Key and value heads.")
     head_dim: _Count = Field(description="Size of a head.")
-    vocab_size: _Count = Field(description="Token ids are below it.")
+    # With fewer ids, prompts of a workload could not differ where they should.
+    vocab_size: Annotated[int, Field(ge=16)] = Field(description="Token ids are below it.")
     max_model_len: Annotated[int, Field(ge=2)] = Field(description="Longest sequence, tokens.")
     weight_bytes: _Count = Field(description="Stored weights.")
     windows: Annotated[tuple[_Count | None, ...], Field(strict=False)] = Field(
@@ -46,7 +44,7 @@ class ModelShape(_Block):
         return self
 
 
-class DevicePreset(_Block):
+class DevicePreset(Settings):
     """A device with a model on it. `tokenloom calibrate` writes one to a file, for `executor.device=FILE`."""
 
     name: str = Field(description="What results call it.")
@@ -55,7 +53,7 @@ class DevicePreset(_Block):
     dtype: Literal["float32", "bfloat16", "float16"] = Field(description="Of activations and KV.")
     quant: str = Field(default="none", description="The quant plugin that weights and costs stand for.")
     memory_bytes: _Count = Field(description="Memory of the device.")
-    host_bytes_per_s: Annotated[float, Field(gt=0.0, allow_inf_nan=False, strict=False)] = Field(
+    host_bytes_per_s: Annotated[float, Field(gt=0.0, strict=False)] = Field(
         description="Bandwidth between device and host memory, for KV that is swapped."
     )
     model: ModelShape = Field(description="Sizes of the model.")

@@ -19,6 +19,7 @@ from tokenloom.executors.device_choice import (
     choose_dtype,
     choose_max_model_len,
     choose_num_threads,
+    choose_ops,
 )
 from tokenloom.executors.kv_memory import allocate_kv, kv_groups
 from tokenloom.executors.memory_errors import out_of_memory
@@ -113,6 +114,7 @@ class _Builder:
     def build(self) -> _Built:
         config = self._model_config
         self._context.check_model(model_traits(config, self._device, self._dtype))
+        self._ops = choose_ops(self._config.engine, self._device, self._dtype)
         if self._device.type == "cpu":
             torch.set_num_threads(choose_num_threads(self._config.engine.num_threads))
         # Plugins come before the weights: what they refuse, they refuse at once.
@@ -133,6 +135,7 @@ class _Builder:
                 memory=plan.breakdown,
                 device=str(self._device),
                 dtype=str(self._dtype).removeprefix("torch."),
+                operations=self._ops,
             ),
         )
 
@@ -146,6 +149,7 @@ class _Builder:
             progress=self._context.progress,
             skip=self._quant.skip,
             max_model_len=self._max_model_len,
+            ops=self._ops,
             deterministic=self._config.engine.deterministic,
         )
 
@@ -180,7 +184,7 @@ class _Builder:
         kv = allocate_kv(model.attention_layers(), groups, plan, attention, self._device)
         if self._own.poison_kv:
             for tensor in (tensor for tensors in kv for tensor in tensors):
-                tensor.fill_(float("nan"))
+                tensor.view(torch.uint8).fill_(0xFF)  # NaN in every float dtype; integers have none
         state = BatchState(
             scheduler.max_num_seqs,
             self._max_model_len,
@@ -236,7 +240,8 @@ class _Builder:
             self._checkpoint.weights_digest,
             quantizer.fingerprint,
             ",".join(self._quant.skip),
-            f"{self._config.attention.name} {self._dtype} {self._cache.block_size}",
+            f"{self._config.attention.name} {self._config.attention.config}",
+            f"{self._dtype} {self._cache.block_size} {self._ops}",
             self._model_config.rope_key(self._max_model_len),
         )
         return hashlib.sha256("\n".join(parts).encode()).digest()

@@ -49,7 +49,7 @@ class SimulatedExecutorConfig(ExecutorConfig):
         default=(0.7,),
         description="How likely a draft is right if those before it are, by depth; the last rate holds beyond.",
     )
-    draft_step_s: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] = Field(
+    draft_step_s: Annotated[float, Field(ge=0.0)] = Field(
         default=0.0, description="Seconds that a step takes longer for each draft of its longest proposal."
     )
     swap_loss: _Share = Field(

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from itertools import pairwise
+from typing import Annotated, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field, model_validator
 
 from tokenloom.batch import RowPlan, StepPlan
+from tokenloom.settings_base import Settings
 
-__all__ = ["AttentionSpan", "StepCosts", "StepShape", "step_shape"]
+__all__ = ["AttentionSpan", "CostBracket", "StepCosts", "StepShape", "step_shape"]
 
 # Not strict: YAML reads 4e-13, without a dot, as text.
-_Seconds = Annotated[float, Field(ge=0.0, allow_inf_nan=False, strict=False)]
+_Seconds = Annotated[float, Field(ge=0.0, strict=False)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,39 +50,62 @@ class StepShape:
     num_kv_bytes: int
     num_attention_pairs: float
 
-    def as_row(self) -> tuple[float, float, float, float, float]:
-        """One line of the linear system, in the order of the fields of `StepCosts`."""
-        return (
-            1.0,
-            float(self.num_prefill_tokens),
-            float(self.num_decode_rows),
-            float(self.num_kv_bytes),
-            float(self.num_attention_pairs),
-        )
+
+class CostBracket(Settings):
+    """What each token or row beyond so many costs, up to the next bracket."""
+
+    above: Annotated[int, Field(ge=1)] = Field(description="So many cost what stands before.")
+    each_s: _Seconds = Field(description="Each one beyond them.")
 
 
-class StepCosts(BaseModel):
-    """The coefficients, in seconds. A step takes step_s plus each of the others times its count in `StepShape`."""
+_Brackets = Annotated[tuple[CostBracket, ...], Field(strict=False)]
 
-    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+class StepCosts(Settings):
+    """The coefficients, in seconds. A step takes step_s plus each of the others times its count in `StepShape`.
+
+    Tokens need not all cost the same: as long as reading the weights takes longer than computing with them one more is
+    nearly free, and products of few rows reach a fraction of the speed of those of many. Brackets make the cost a line
+    with corners, as those of a tax do.
+    """
 
     step_s: _Seconds = Field(description="Every step: reading the weights, launching kernels, the Python part.")
-    prefill_token_s: _Seconds = Field(description="Each new token of a chunk, and each draft.")
-    decode_row_s: _Seconds = Field(description="Each request that runs one token of its own.")
+    prefill_token_s: _Seconds = Field(description="Each new token of a chunk, and each draft, up to the first bracket.")
+    decode_row_s: _Seconds = Field(description="Each request that runs one token of its own, up to the first bracket.")
     kv_byte_s: _Seconds = Field(description="Each byte of keys and values that is read.")
     attention_pair_s: _Seconds = Field(
         default=0.0, description="Each (query, key) pair of a chunk, over all layers and heads."
     )
+    prefill_brackets: _Brackets = Field(default=(), description="Of the tokens in a step; empty: all cost the same.")
+    decode_brackets: _Brackets = Field(default=(), description="Of the rows in a step; empty: all cost the same.")
+
+    @model_validator(mode="after")
+    def _brackets_ascend(self) -> Self:
+        for name in ("prefill_brackets", "decode_brackets"):
+            above = [bracket.above for bracket in getattr(self, name)]
+            if any(later <= earlier for earlier, later in pairwise(above)):
+                raise ValueError(f"{name} must ascend, `above` is {above}")
+        return self
 
     def duration_s(self, shape: StepShape) -> float:
         """Seconds that a step of this shape takes."""
         return (
             self.step_s
-            + self.prefill_token_s * shape.num_prefill_tokens
-            + self.decode_row_s * shape.num_decode_rows
+            + _cost_s(shape.num_prefill_tokens, self.prefill_token_s, self.prefill_brackets)
+            + _cost_s(shape.num_decode_rows, self.decode_row_s, self.decode_brackets)
             + self.kv_byte_s * shape.num_kv_bytes
             + self.attention_pair_s * shape.num_attention_pairs
         )
+
+
+def _cost_s(count: int, each_s: float, brackets: Sequence[CostBracket]) -> float:
+    total_s, first = 0.0, 0
+    for bracket in brackets:
+        if count <= bracket.above:
+            break
+        total_s += each_s * (bracket.above - first)
+        first, each_s = bracket.above, bracket.each_s
+    return total_s + each_s * (count - first)
 
 
 def step_shape(plan: StepPlan, spans: Sequence[AttentionSpan]) -> StepShape:

@@ -25,6 +25,15 @@ DEFAULT_FIGURES = (
 """Columns of the table where an experiment names none; real and simulated runs have all of them."""
 
 _NOT_FIGURES = frozenset({"config", "provenance"})
+_SOMETIMES = (
+    "by_tenant.",
+    "by_priority.",
+    "by_targets.",
+    "fairness.",
+    "engine.times_s.",
+    "engine.accepted_by_position.",
+)
+"""Where names begin that one result of an experiment may have, and another may not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +63,15 @@ def figure(result: Mapping[str, Any], name: str) -> Any:
     return None if isinstance(value, Mapping) else value
 
 
-def check_figures(points: Sequence[PointResult], figures: Sequence[str]) -> None:
-    """Raises ConfigError for a figure that no result knows; nothing is said where every point failed."""
+def check_figures(points: Sequence[PointResult], figures: Sequence[str], *, more_to_come: bool = False) -> None:
+    """Raises ConfigError for a figure that no result knows; nothing is said where every point failed.
+
+    If there are `more_to_come` of the same kind, only for one that they cannot have either.
+    """
     known = {name for point in points if point.result is not None for name, _ in _leaves(point.result)}
     unknown = [name for name in figures if known and name not in known]
+    if more_to_come:
+        unknown = [name for name in unknown if not name.startswith(_SOMETIMES)]
     if unknown:
         raise ConfigError(
             f"figures={unknown[0]}: no result has it.{did_you_mean(unknown[0], known)} results.csv lists all of them"

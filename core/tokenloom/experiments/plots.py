@@ -3,27 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tokenloom.errors import ConfigError
+from tokenloom.bench.plot_file import blank_figure
 from tokenloom.experiments.figures import PointResult, figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["check_plotting", "draw_figures", "swept_number"]
+__all__ = ["draw_figures", "swept_number"]
 
 _PANELS_IN_A_ROW = 3
-
-
-def check_plotting() -> None:
-    """Raises ConfigError if no plot could be drawn."""
-    if find_spec("matplotlib") is None:
-        raise ConfigError(
-            "plot=true needs matplotlib, which is not installed: pip install 'tokenloom[plot]', or say plot=false"
-        )
 
 
 def swept_number(points: Sequence[PointResult]) -> str | None:
@@ -36,17 +27,12 @@ def swept_number(points: Sequence[PointResult]) -> str | None:
 
 def draw_figures(points: Sequence[PointResult], figures: Sequence[str], path: Path) -> None:
     """Draws the figures of all points that did not fail to a file. Draws nothing if all failed."""
-    # Imported here: matplotlib is optional, and slow to load.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     done = [point for point in points if point.result is not None]
     if not done:
         return
     num_columns = min(_PANELS_IN_A_ROW, len(figures))
     num_rows = -(-len(figures) // num_columns)
-    page = Figure(figsize=(4.5 * num_columns, 3.6 * num_rows), layout="constrained")
-    FigureCanvasAgg(page)
+    page = blank_figure(4.5 * num_columns, 3.6 * num_rows)
     panels = page.subplots(num_rows, num_columns, squeeze=False).flatten()
     axis_key = swept_number(done)
     for panel, name in zip(panels, figures, strict=False):

@@ -10,7 +10,6 @@ from pydantic import BaseModel
 
 from tokenloom.compose import ComposedConfig, compose_config
 from tokenloom.compose.sweep import SweepPoint, expand_sweep
-from tokenloom.errors import ConfigError
 
 __all__ = ["ExperimentPoint", "merge_sweep", "plan_points"]
 
@@ -49,7 +48,7 @@ def plan_points(
     A field `sweep` of `command` (key -> values in Hydra's grammar), which presets set, adds to the user's own sweeps.
 
     Raises:
-        ConfigError, PluginError, ContractVersionError: a point is no valid configuration; or two are the same.
+        ConfigError, PluginError, ContractVersionError: a point is no valid configuration, or a sweep no valid sweep.
     """
     points: list[SweepPoint] = []
     for own in expand_sweep(overrides, text_keys):
@@ -63,7 +62,6 @@ def plan_points(
             is_change = [_key(word) in swept or word in point.changes for word in point.overrides]
             changes = [word for word, flag in zip(point.overrides, is_change, strict=True) if flag]
             points.append(SweepPoint(point.overrides, tuple(changes)))
-    _refuse_twins(points)
     return [
         ExperimentPoint(
             index,
@@ -76,12 +74,3 @@ def plan_points(
 
 def _key(override: str) -> str:
     return override.partition("=")[0].strip().lstrip("+~").replace("/", ".")
-
-
-def _refuse_twins(points: Sequence[SweepPoint]) -> None:
-    seen: set[frozenset[str]] = set()
-    for point in points:
-        words = frozenset(point.overrides)
-        if words in seen:
-            raise ConfigError(f"{' '.join(point.changes)} is given twice; name each value of a sweep once")
-        seen.add(words)

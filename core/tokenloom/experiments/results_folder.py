@@ -13,6 +13,7 @@ from tokenloom.bench.provenance import provenance
 from tokenloom.errors import ConfigError
 from tokenloom.experiments.figures import PointResult, csv_table, markdown_table
 from tokenloom.experiments.points import ExperimentPoint
+from tokenloom.output_files import output_fault
 
 __all__ = ["ResultsFolder", "default_folder"]
 
@@ -41,6 +42,9 @@ class ResultsFolder:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(f"output={path} cannot be made: {error.strerror or error}") from error
+        fault = output_fault(path / "results.csv")
+        if fault is not None:
+            raise ConfigError(f"output={path}: results.csv in it: {fault}")
         self.path = path
 
     def write_run(self, point: ExperimentPoint, result: Mapping[str, Any] | None, error: str | None) -> PointResult:

@@ -83,7 +83,8 @@ class CacheConfig(PluginConfig):
     """Base of cache Configs: the KV memory settings that the core reads whatever the plugin."""
 
     block_size: Annotated[int, Field(ge=1, le=1024)] = Field(default=16, description="Tokens per KV block.")
-    num_blocks: Annotated[int, Field(ge=2)] | None = Field(
+    # Block tables are int32.
+    num_blocks: Annotated[int, Field(ge=2, lt=2**31)] | None = Field(
         default=None, description="KV blocks to allocate, the null block included; null sizes them by memory_fraction."
     )
     memory_fraction: Annotated[float, Field(gt=0.0, le=0.98)] = Field(

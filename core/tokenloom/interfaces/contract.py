@@ -10,10 +10,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler
+from pydantic import GetCoreSchemaHandler
 from pydantic_core import core_schema
+
+from tokenloom.settings_base import Settings
 
 __all__ = [
     "CONTRACT_VERSIONS",
@@ -33,7 +35,7 @@ ContractVersion = tuple[int, int]
 
 CONTRACT_VERSIONS: Mapping[str, ContractVersion] = {
     "attention": (1, 0),
-    "scheduler": (1, 2),
+    "scheduler": (1, 3),
     "scheduler.victim": (1, 0),
     "scheduler.admission": (1, 0),
     "cache": (1, 1),
@@ -99,15 +101,13 @@ class Capabilities:
         return "; ".join(parts) if parts else "any"
 
 
-class PluginConfig(BaseModel, ABC):
+class PluginConfig(Settings, ABC):
     """Base class of every plugin's settings.
 
-    Frozen, with unknown keys forbidden and no coercion (`true` never becomes 1). The plugin's name is not a field: the
-    core looks up (kind, name) and validates the rest. A field whose type is `PluginChoice` is a nested plugin (a
-    sub-kind) that the core validates on its own first.
+    Frozen, with unknown keys forbidden, no coercion (`true` never becomes 1) and finite numbers only; what can be off
+    allows None. The plugin's name is not a field: the core looks up (kind, name) and validates the rest. A field whose
+    type is `PluginChoice` is a nested plugin (a sub-kind) that the core validates on its own first.
     """
-
-    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     @abstractmethod
     def build(self, context: Any) -> Any:
@@ -120,6 +120,18 @@ class PluginConfig(BaseModel, ABC):
         Returns:
             An instance of the kind's interface class.
         """
+
+    def stands_for(self, device: str, dtype: str) -> PluginChoice | None:  # noqa: ARG002  (an answer, not a stub)
+        """The plugin that this one means on this machine; None, as for nearly all, means itself.
+
+        For plugins called `auto`. Asked when a config is composed: the answer takes this one's place, so that plans,
+        results and the check of capabilities name what really runs.
+
+        Args:
+            device: `model.device`, which may be "auto" itself.
+            dtype: `model.dtype`, likewise.
+        """
+        return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,7 +69,7 @@ class ModelFacts:
         num_blocks: per pool, blocks allocated, the null block included.
         block_root: digest input of every block key: weights, quantization, KV dtype and layout.
         memory: breakdown in bytes: weights, kv_cache, activation_peak, workspace, available.
-        device, dtype: what `auto` was resolved to.
+        device, dtype, operations: what `auto` was resolved to.
     """
 
     max_model_len: int
@@ -81,6 +81,7 @@ class ModelFacts:
     memory: Mapping[str, int] = field(default_factory=dict)
     device: str = "cpu"
     dtype: str = "float32"
+    operations: str = "torch"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,7 @@
-"""Part of contract `scheduler` 1.2: the scratch transaction on which a step is planned, and what it answers."""
+"""Part of contract `scheduler` 1.3: the scratch transaction on which a step is planned, and what it answers.
+
+Before the first release, 1.3 took `available_blocks` away: `spare_blocks` answers it.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,8 @@ class Shortfall:
     Attributes:
         resource: "tokens", "slots", "blocks" or "prefix". A minor version may add more; take an unknown one as "not
             now". "prefix", of a waiting request: another one, granted before in this step, computes the next tokens
-            that both share; they will be found in the cache when the step has landed. Others may start meanwhile.
+            that both share; they will be found in the cache when the step has landed. Others may start meanwhile,
+            but nothing here keeps what this one will need then; `PolicyScheduler` does.
         missing: how many units lack.
         pending: units that are being freed and come by themselves when a step or transfer lands. Preempting more is
             pointless once pending >= missing.
@@ -63,11 +67,6 @@ class Ledger(ABC):
     @abstractmethod
     def remaining_slots(self) -> int:
         """Requests that may still join the running ones."""
-
-    @property
-    @abstractmethod
-    def available_blocks(self) -> int:
-        """Blocks that a reservation could take now, free or cached and unreferenced, in the tightest pool."""
 
     @property
     @abstractmethod

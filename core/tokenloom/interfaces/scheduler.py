@@ -1,4 +1,4 @@
-"""Contract `scheduler` 1.2: who gets how many tokens in a step.
+"""Contract `scheduler` 1.3: who gets how many tokens in a step.
 
 A scheduler proposes, the core disposes: it reads a view, tries reservations on a ledger (scratch counts that the core
 throws away or commits), and returns a plan. The core checks the plan by its own rules and commits all of it or nothing.

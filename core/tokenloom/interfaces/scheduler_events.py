@@ -1,4 +1,13 @@
-"""Part of contract `scheduler` 1.2: what a scheduler is told after a commit; only this may change its state."""
+"""Part of contract `scheduler` 1.3: what a scheduler is told after a commit; only this may change its state.
+
+    RequestArrived --> waits --- RequestAdmitted --> runs
+                         ^                            |
+                         '----- RequestPreempted -----'         RequestFinished from either
+
+What a policy keeps has to follow from where an event leaves a request, and not from how many events there were: a
+preemption may be told again of a request that waits. `tokenloom.scheduling.WaitingOrder` keeps those that wait. A minor
+version may add events; ignore those that you do not know. From 1.3 on, admissions are told.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +17,14 @@ from dataclasses import dataclass
 from tokenloom.batch import PreemptMode
 from tokenloom.request import FinishReason, RequestView
 
-__all__ = ["RequestArrived", "RequestFinished", "RequestPreempted", "SchedulerEvent", "StepLanded"]
+__all__ = [
+    "RequestAdmitted",
+    "RequestArrived",
+    "RequestFinished",
+    "RequestPreempted",
+    "SchedulerEvent",
+    "StepLanded",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +42,18 @@ class RequestArrived(SchedulerEvent):
 
 
 @dataclass(frozen=True, slots=True)
+class RequestAdmitted(SchedulerEvent):
+    """A request that waited, new or preempted, got a slot and runs."""
+
+    request: RequestView
+
+
+@dataclass(frozen=True, slots=True)
 class RequestPreempted(SchedulerEvent):
-    """A request lost its memory, but for `num_kept_tokens`, and waits again."""
+    """A request lost its memory, but for `num_kept_tokens`, and waits again, as PREEMPTED or SWAPPED.
+
+    Told again, with `num_preemptions` as before, when one that waits loses some of what it had kept.
+    """
 
     request: RequestView
     mode: PreemptMode = PreemptMode.RECOMPUTE

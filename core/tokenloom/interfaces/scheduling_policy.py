@@ -1,9 +1,10 @@
-"""The narrow side of contract `scheduler` 1.2, and the contracts of its parts: `scheduler.victim` 1.0 (who gives memory
+"""The narrow side of contract `scheduler` 1.3, and the contracts of its parts: `scheduler.victim` 1.0 (who gives memory
 back) and `scheduler.admission` 1.0 (whether memory will last for one more).
 
 A policy answers a few questions; `tokenloom.scheduling.PolicyScheduler` turns the answers into plans. Version 1.1 adds
 `step_limits`, `sequence`, `is_preemptive` and `select_displaced`, and defaults for `admit`, `chunk` and `observe`. From
-1.2 on, a victim comes after the request that it gives memory to. A policy written for 1.0 or 1.1 runs unchanged.
+1.2 on, a victim comes after the request that it gives memory to; from 1.3 on, `observe` is told of admissions. A policy
+written for an older one runs unchanged.
 """
 
 # ruff: noqa: ARG002 - a default answer need not read what it is given
@@ -69,6 +70,11 @@ class SchedulingPolicy(ABC):
     tokens and blocks last, and the part `scheduler.admission`, if there is one, lets them. The first one that does not
     fit ends admission (no overtaking, but see `StepLimits`), unless the policy is preemptive and finds whom to displace
     for it.
+
+    One that waits for a prefix which another computes in this step (`Shortfall`, "prefix") ends nothing, and keeps its
+    place: those behind it start only with what is left beside a slot for it, the blocks and a token of the next step,
+    and displace nobody. So it starts when the prefix has landed, as if nobody had come behind it. What is not kept is
+    memory that running requests take later than block_size steps from then on, or for drafts.
 
     So of the running requests the first in `order` always goes on. Where drafts are more than the budget holds, they
     leave a token for each running request that comes later in the sequence.
@@ -184,7 +190,7 @@ class AdmissionPolicy(ABC):
         Args:
             request: waits, and holds a grant on the ledger, which is taken back if the answer is not 0.
             others: who would run beside it, one or more: running requests that were not preempted, then those that
-                start before it in this step.
+                start before it in this step, then those that come before it and wait for a prefix, without a grant.
             view: of this step.
             ledger: to be read only, with the grants so far. `spare_blocks` is what is left when `request` has started;
                 `num_blocks`, `num_own_blocks` and `num_granted_tokens` tell what it and the others hold.

@@ -15,6 +15,7 @@ from typing import final
 
 import numpy as np
 
+from tokenloom.errors import OutOfMemoryError
 from tokenloom.kv.free_blocks import FreeBlocks, FreeRuns, FreeStack
 
 __all__ = ["NULL_BLOCK", "BlockPool", "BlockState"]
@@ -53,14 +54,24 @@ class BlockPool:
     """States and reference counts of blocks 0..num_blocks-1. All operations are O(1), with runs O(log num_blocks)."""
 
     def __init__(self, num_blocks: int, *, in_runs: bool = False) -> None:
-        """`in_runs` keeps free blocks so that runs of neighbours can be allocated, too."""
+        """`in_runs` keeps free blocks so that runs of neighbours can be allocated, too.
+
+        Raises:
+            OutOfMemoryError: the host has no memory to keep account of so many blocks.
+        """
         assert num_blocks >= 2, f"a pool needs the null block and one more, got {num_blocks}"
         self.num_blocks = num_blocks
-        self._ref_counts = [0] * num_blocks
-        self._states = bytearray([BlockState.FREE]) * num_blocks
+        try:
+            self._ref_counts = [0] * num_blocks
+            self._states = bytearray([BlockState.FREE]) * num_blocks
+            self._runs = FreeRuns(num_blocks) if in_runs else None
+            self._free: FreeBlocks = FreeStack(num_blocks) if self._runs is None else self._runs
+        except MemoryError as error:
+            raise OutOfMemoryError(
+                f"{num_blocks} KV blocks are more than this machine has memory to keep account of; lower "
+                "cache.num_blocks, or raise cache.block_size"
+            ) from error
         self._states[NULL_BLOCK] = BlockState.NULL
-        self._runs = FreeRuns(num_blocks) if in_runs else None
-        self._free: FreeBlocks = FreeStack(num_blocks) if self._runs is None else self._runs
         self._counts = [0] * len(BlockState)
         self._counts[BlockState.NULL] = 1
         self._counts[BlockState.FREE] = num_blocks - 1

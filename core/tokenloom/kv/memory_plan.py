@@ -55,26 +55,49 @@ def plan_memory(
     block_bytes = sum(pages.values())
     spare = budget.available - budget.activation_peak - budget.workspace
     count = num_blocks if num_blocks is not None else int(budget.available * memory_fraction) // block_bytes
-    breakdown = {
+    if count < 2 or count * block_bytes > spare:
+        raise OutOfMemoryError(_refusal(budget, count, block_bytes, block_size, is_explicit=num_blocks is not None))
+    return MemoryPlan(tuple(count for _ in pages), _breakdown(budget, count * block_bytes))
+
+
+def _breakdown(budget: MemoryBudget, kv_bytes: int) -> dict[str, int]:
+    return {
         "weights": budget.weights,
-        "kv_cache": count * block_bytes,
+        "kv_cache": kv_bytes,
         "activation_peak": budget.activation_peak,
         "workspace": budget.workspace,
         "available": budget.available,
     }
-    if count < 2 or count * block_bytes > spare:
-        lines = "\n".join(f"  {name:<16}{format_bytes(size):>12}" for name, size in breakdown.items())
-        if num_blocks is not None:
-            remedy = "lower cache.num_blocks"
-        elif count * block_bytes > spare:
-            remedy = "lower cache.memory_fraction, scheduler.max_num_batched_tokens or scheduler.max_num_seqs"
-        else:
-            remedy = "raise cache.memory_fraction"
-        raise OutOfMemoryError(
-            f"a KV cache of {count} blocks of {block_size} tokens ({format_bytes(block_bytes)} each) does not fit: "
-            f"{format_bytes(max(0, spare))} are left for it\n{lines}\n{remedy}"
+
+
+def _refusal(budget: MemoryBudget, count: int, block_bytes: int, block_size: int, *, is_explicit: bool) -> str:
+    """What does not fit, how much is missing, and what helps."""
+    if budget.available < 0:
+        return (
+            f"the weights do not fit: they take {format_bytes(budget.weights)} of a memory of "
+            f"{format_bytes(budget.weights + budget.available)}, {format_bytes(-budget.available)} are missing; choose "
+            "a smaller model or model.dtype, a quantizer such as quant=int8, or a device with more memory"
         )
-    return MemoryPlan(tuple(count for _ in pages), breakdown)
+    spare = budget.available - budget.activation_peak - budget.workspace
+    least, most = 2 * block_bytes, spare // block_bytes
+    if spare < least:
+        count = max(2, count)
+        remedy = (
+            f"even 2 blocks lack {format_bytes(least - spare)}: lower scheduler.max_num_batched_tokens, "
+            "scheduler.max_num_seqs or model.max_model_len, or take a device with more memory"
+        )
+    elif is_explicit:
+        remedy = f"lower cache.num_blocks to at most {most}"
+    elif count > most:
+        remedy = "lower cache.memory_fraction, scheduler.max_num_batched_tokens or scheduler.max_num_seqs"
+    else:
+        remedy = "raise cache.memory_fraction"
+    sizes = _breakdown(budget, count * block_bytes)
+    lines = "\n".join(f"  {name:<16}{format_bytes(size):>12}" for name, size in sizes.items())
+    return (
+        f"a KV cache of {count} blocks of {block_size} tokens ({format_bytes(block_bytes)} each) does not fit: "
+        f"{format_bytes(max(0, spare))} are left for it\n{lines}\n{remedy}"
+    )
 
 
 def format_bytes(size: int) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import final
 
+from tokenloom.errors import RemoteServerError
 from tokenloom.load_generator.client_watch import ClientUse, ClientWatch
 from tokenloom.load_generator.http_client import LoadClient
 from tokenloom.load_generator.load_request import LoadRequest, Outcome, RequestRecord
@@ -31,6 +32,8 @@ class LoadRun:
         wall_s: when the last request had ended.
         client: what the load generator itself took.
         was_interrupted: whether it was ended before its time.
+        lost: why a closed loop gave up: the server could not be reached any more. `load_end_s` is then the end of the
+            last request that still reached it.
     """
 
     records: list[RequestRecord]
@@ -38,6 +41,7 @@ class LoadRun:
     wall_s: float
     client: ClientUse
     was_interrupted: bool
+    lost: RemoteServerError | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,15 +90,20 @@ async def run_load(
     ready = iter(list(requests)) if traffic.kind == "all" else iter(requests)
     ledger, watch = _Ledger(client), ClientWatch()
     reporting = asyncio.create_task(ledger.report_to(report)) if report is not None else None
+    lost: RemoteServerError | None = None
     watch.start()
     try:
         load_end_s = await drive(traffic, ready, ledger.send, time.perf_counter, ledger.start_s, stop)
+    except RemoteServerError as error:
+        # What was measured until then is not lost.
+        lost, load_end_s = error, ledger.last_reached_s()
     finally:
         if reporting is not None:
             reporting.cancel()
             await asyncio.wait({reporting})
     records = sorted(ledger.records, key=lambda record: record.number)
-    return LoadRun(records, load_end_s, time.perf_counter() - ledger.start_s, watch.stop(), stop.is_set())
+    wall_s = time.perf_counter() - ledger.start_s
+    return LoadRun(records, load_end_s, wall_s, watch.stop(), stop.is_set(), lost)
 
 
 @final
@@ -124,6 +133,11 @@ class _Ledger:
             self._outcomes[record.outcome] += 1
             self._num_tokens += record.num_output_tokens
         return record.failure != "connection"
+
+    def last_reached_s(self) -> float:
+        """When the last request ended that had found the server; 0 if none had."""
+        ended = (record for record in self.records if record.outcome is not Outcome.UNFINISHED)
+        return max((record.end_s for record in ended if record.failure != "connection"), default=0.0)
 
     async def report_to(self, report: Callable[[LoadStatus], None]) -> None:
         while True:

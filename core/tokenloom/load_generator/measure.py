@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tokenloom.errors import RemoteServerError
 from tokenloom.load_generator.client_watch import client_warnings
 from tokenloom.load_generator.figures import Window, measured_window, summarize
 from tokenloom.load_generator.http_client import LoadClient
@@ -59,16 +60,22 @@ class LoadTest:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What a run showed: figures as plain data, and every request."""
+    """What a run showed: figures as plain data, and every request. `lost`: see `LoadRun`."""
 
     result: dict[str, Any]
     records: list[RequestRecord]
     was_interrupted: bool
+    lost: RemoteServerError | None = None
 
     @property
     def has_completed(self) -> bool:
         """Whether any request of the whole run did."""
         return any(record.is_completed for record in self.records)
+
+    def require_server(self) -> None:
+        """Raises RemoteServerError if the server was lost during the run."""
+        if self.lost is not None:
+            raise self.lost
 
 
 async def measure(
@@ -90,6 +97,7 @@ async def measure(
 
     Raises:
         ConfigError: nothing of the run is left to measure, or a prompt cannot be sent.
+        RemoteServerError: the server was lost before there was anything to measure.
     """
     client = client.at(server.endpoint)
     requests = load_requests(test.workload.requests(seed), test.writer(server, seed), server.endpoint)
@@ -100,13 +108,18 @@ async def measure(
         "server": server.to_dict(),
         "traffic": {"kind": test.traffic.kind, "concurrency": test.traffic.concurrency, "seed": seed},
         "was_interrupted": run.was_interrupted,
+        "lost": None if run.lost is None else str(run.lost),
         "wall_s": run.wall_s,
         "load_end_s": run.load_end_s,
         **figures,
         "client": client_use,
-        "warnings": [*_work_warnings(figures), *client_warnings(client_use, figures["send_late_s"])],
+        "warnings": [
+            *_lost_warnings(run),
+            *_work_warnings(figures),
+            *client_warnings(client_use, figures["send_late_s"]),
+        ],
     }
-    return Measured(result, run.records, run.was_interrupted)
+    return Measured(result, run.records, run.was_interrupted, run.lost)
 
 
 def _window(run: LoadRun, test: LoadTest) -> Window:
@@ -114,8 +127,18 @@ def _window(run: LoadRun, test: LoadTest) -> Window:
         return Window(0.0, run.wall_s)  # there is nothing to measure, but failures to tell
     if run.was_interrupted:
         return measured_window(run.wall_s, test.warmup_s)
-    end_s = run.load_end_s if test.is_cut_off else max(record.end_s for record in run.records)
+    if run.lost is not None and run.load_end_s <= test.warmup_s:
+        raise run.lost
+    end_s = run.load_end_s if test.is_cut_off or run.lost is not None else max(record.end_s for record in run.records)
     return measured_window(end_s, test.warmup_s)
+
+
+def _lost_warnings(run: LoadRun) -> Sequence[str]:
+    if run.lost is None:
+        return []
+    return [
+        f"the server was lost after {run.load_end_s:.2f} s, and these figures are partial: they are of the time before"
+    ]
 
 
 def _work_warnings(figures: dict[str, Any]) -> Sequence[str]:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tokenloom.errors import ConfigError
+from tokenloom.bench.plot_file import blank_figure
 from tokenloom.load_generator.comparison import Ratio
 from tokenloom.load_generator.load_request import Outcome, RequestRecord
 from tokenloom.load_generator.measure import Measured
@@ -16,23 +15,14 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["check_plotting", "draw_load", "draw_ratios", "draw_sweep"]
+__all__ = ["draw_load", "draw_ratios", "draw_sweep"]
 
-_SUFFIXES = (".png", ".svg", ".pdf")
 _DASHED: Mapping[str, Any] = {"color": "grey", "linestyle": "--", "linewidth": 1}
 _LATENCIES: Mapping[str, tuple[str, Callable[[RequestRecord], float | None]]] = {
     "ttft_s": ("TTFT", lambda record: record.ttft_s),
     "tpot_s": ("TPOT", lambda record: record.tpot_s),
     "e2e_s": ("E2E", lambda record: record.e2e_s),
 }
-
-
-def check_plotting(path: Path) -> None:
-    """Raises ConfigError if no plot could be drawn to this file."""
-    if path.suffix not in _SUFFIXES:
-        raise ConfigError(f"plot={path}: its name must end in {' or '.join(_SUFFIXES)}")
-    if find_spec("matplotlib") is None:
-        raise ConfigError(f"plot={path} needs matplotlib, which is not installed: pip install 'tokenloom[plot]'")
 
 
 def draw_load(run: Measured, path: Path) -> None:
@@ -92,13 +82,7 @@ def draw_ratios(ratios: Sequence[Ratio], path: Path) -> None:
 
 
 def _figure(columns: int, rows: int) -> Figure:
-    # Imported here: matplotlib is optional, and slow to load.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(4.5 * columns, 4.0 * rows), layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
+    return blank_figure(4.5 * columns, 4.0 * rows)
 
 
 def _draw_over_time(axis: Axes, run: Measured, value_of: Callable[[RequestRecord], float | None]) -> None:

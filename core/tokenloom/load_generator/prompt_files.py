@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from tokenloom.errors import ConfigError
 from tokenloom.load_generator.workloads import PlannedRequest
-from tokenloom.settings_validation import located_fault
 from tokenloom.simulation.timed_request import TimedRequest
 from tokenloom.simulation.trace_files import read_requests
+from tokenloom.simulation.workload_lines import WorkloadLine, parse_line, read_lines
 
 __all__ = ["read_planned_requests"]
 
 _MOONCAKE_WORD = '"input_length"'
 
 
-class _PromptLine(BaseModel):
+class _PromptLine(WorkloadLine):
     """One line: a prompt, or the turns of a conversation, of which the first one is sent."""
-
-    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="ignore", strict=True)
 
     prompt: Annotated[str, Field(min_length=1)] | None = None
     turns: Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)] | None = None
@@ -54,9 +51,9 @@ def read_planned_requests(path: Path, *, limit: int | None, seed: int, output_to
         ConfigError: the file cannot be read; names the file, the line and what is wrong.
     """
     if path.suffix == ".txt":
-        texts = ((text.strip(), output_tokens) for _, text in _lines(path))
-    elif path.suffix == ".jsonl" and _MOONCAKE_WORD not in next(_lines(path), (0, ""))[1]:
-        parsed = (_parse(path, number, text) for number, text in _lines(path))
+        texts = ((text.strip(), output_tokens) for _, text in read_lines(path))
+    elif path.suffix == ".jsonl" and _MOONCAKE_WORD not in next(read_lines(path), (0, ""))[1]:
+        parsed = (parse_line(path, number, text, _PromptLine) for number, text in read_lines(path))
         texts = ((line.text, line.max_tokens or output_tokens) for line in parsed)
     else:
         return [PlannedRequest(timed) for timed in read_requests(path, limit=limit, seed=seed)]
@@ -64,24 +61,3 @@ def read_planned_requests(path: Path, *, limit: int | None, seed: int, output_to
     if not planned:
         raise ConfigError(f"workload={path} has no requests")
     return planned
-
-
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Lines that are not empty, with their numbers."""
-    try:
-        with path.open(encoding="utf-8") as file:
-            for number, text in enumerate(file, start=1):
-                if text.strip():
-                    yield number, text
-    except OSError as error:
-        raise ConfigError(f"workload={path}: {error.strerror or error}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"workload={path} is not text: {error}") from error
-
-
-def _parse(path: Path, number: int, text: str) -> _PromptLine:
-    try:
-        return _PromptLine.model_validate_json(text)
-    except ValidationError as error:
-        fault = located_fault(error.errors(include_url=False)[0], "the line")
-        raise ConfigError(f"workload={path}: line {number}: {fault}") from error

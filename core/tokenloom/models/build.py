@@ -11,7 +11,7 @@ from tokenloom.models.layers import LayerFactory
 from tokenloom.models.registry import architecture_named
 from tokenloom.models.skip_list import SkipList, checkpoint_skip_entries
 from tokenloom.models.weight_loading import LoadProgress, ignore_progress
-from tokenloom.ops.table import build_op_table
+from tokenloom.ops.table import OpsName, build_op_table
 from tokenloom.parallel import ParallelContext
 
 __all__ = ["build_model"]
@@ -28,6 +28,7 @@ def build_model(
     skip: tuple[str, ...] = (),
     layers: range | None = None,
     max_model_len: int | None = None,
+    ops: OpsName = "torch",
     deterministic: bool = False,
 ) -> CausalLM:
     """Builds the model and loads its weights.
@@ -42,16 +43,18 @@ def build_model(
         skip: layers not to quantize, in addition to those that the checkpoint's quantization_config names.
         layers: only these decoder layers; embedding, final norm and head are always there.
         max_model_len: the longest sequence that will run, tokens; None stands for the model's own limit.
+        ops: implementation of the fused operations; native is for bfloat16 on a CPU.
         deterministic: results of a row must not depend on the other rows, bit for bit; slower.
 
     Raises:
+        NativeBuildError: native operations cannot be built on this machine.
         ModelError: unknown architecture; a tensor is missing, unknown or of the wrong shape.
         ConfigError: an entry of `skip` names no layer.
     """
     config = checkpoint.config
     skip_list = SkipList(checkpoint_skip_entries(checkpoint.quantization), skip)
-    ops = build_op_table(device, deterministic=deterministic)
-    factory = LayerFactory(quantizer, skip_list, dtype, device, parallel, ops, max_model_len)
+    table = build_op_table(device, ops, deterministic=deterministic)
+    factory = LayerFactory(quantizer, skip_list, dtype, device, parallel, table, max_model_len)
     model = architecture_named(config.architecture).make_model(config, factory, layers)
     skip_list.check_used()
     model.load_weights(checkpoint, progress)

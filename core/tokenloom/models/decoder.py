@@ -97,7 +97,7 @@ class Decoder(CausalLM):
         return ModelOutput(hidden, captured)
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        logits = self._head.apply(hidden).float()  # [R, V]
+        logits = self._head.apply_float32(hidden)  # [R, V]
         cap = self._config.final_soft_cap
         return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
 

@@ -1,13 +1,13 @@
-"""Weights stored as they are, in the activation dtype: what every layer has that no quantizer covers."""
+"""Weights in the activation dtype, packed as the operations want them: what a layer has that no quantizer covers."""
 
 from __future__ import annotations
 
 from typing import final
 
 import torch
-from torch.nn import functional
 
 from tokenloom.interfaces.quant import EmbeddingWeights, LayerSpec, LinearWeights
+from tokenloom.ops.packed_linear import GatedAct, PackedLinear, PlainLinear
 from tokenloom.ops.table import OpTable
 
 __all__ = ["DenseEmbedding", "DenseLinear"]
@@ -21,10 +21,9 @@ class DenseLinear(LinearWeights):
         self._spec = spec
         self._dtype = dtype
         self._device = device
-        self._linear = ops.linear
-        self._parameters: dict[str, torch.Tensor] = {}  # "weight" and "bias", complete after finalize
-        self._weight = torch.empty(0)
-        self._bias: torch.Tensor | None = None
+        self._pack = ops.pack_linear
+        self._parameters: dict[str, torch.Tensor] = {}  # "weight" and "bias", until finalize
+        self._packed: PackedLinear = PlainLinear(torch.empty(0), None)
 
     def load(self, shard: str, parameter: str, tensor: torch.Tensor) -> None:
         assert parameter in ("weight", "bias"), f"{self._spec.name}: no parameter {parameter!r} in a dense layer"
@@ -43,41 +42,55 @@ class DenseLinear(LinearWeights):
         raise AssertionError(f"{self._spec.name} has no shard {shard!r}")
 
     def finalize(self) -> None:
-        self._weight = self._parameters["weight"]
-        self._bias = self._parameters.get("bias")
+        self._packed = self._pack(self._parameters["weight"], self._parameters.get("bias"))
+        self._parameters.clear()
 
     def apply(self, x: torch.Tensor) -> torch.Tensor:
-        return self._linear(x, self._weight, self._bias)
+        return self._packed.apply(x)
+
+    def apply_float32(self, x: torch.Tensor) -> torch.Tensor:
+        """What `apply` gives, as fp32, and without rounding where the operations can."""
+        return self._packed.apply_float32(x)
+
+    def apply_gated(self, x: torch.Tensor, activation: GatedAct) -> torch.Tensor:
+        """activation(first half of the columns of `apply`) * the second half."""
+        return self._packed.apply_gated(x, activation)
 
     @property
     def num_bytes(self) -> int:
-        return sum(tensor.nbytes for tensor in self._parameters.values())
+        return self._packed.num_bytes
 
 
 @final
 class DenseEmbedding(EmbeddingWeights):
-    """A table [vocabulary, hidden size]; where it is tied, `apply` multiplies by it."""
+    """A table [vocabulary, hidden size]; where it is tied, `apply` multiplies by it, and it is packed for that."""
 
     def __init__(self, spec: LayerSpec, dtype: torch.dtype, device: torch.device, ops: OpTable) -> None:
         self._spec = spec
         self._dtype = dtype
         self._device = device
-        self._linear = ops.linear
-        self._table = torch.empty(0)
+        self._pack = ops.pack_linear if spec.tied else PlainLinear
+        self._table: torch.Tensor | None = None  # until finalize
+        self._packed: PackedLinear = PlainLinear(torch.empty(0), None)
 
     def load(self, shard: str, parameter: str, tensor: torch.Tensor) -> None:
         assert parameter == "weight", f"{self._spec.name}: no parameter {parameter!r} of {shard!r} in a dense embedding"
         self._table = tensor.to(device=self._device, dtype=self._dtype)
 
     def finalize(self) -> None:
-        assert self._table.ndim == 2, f"{self._spec.name} was not loaded"
+        assert self._table is not None, f"{self._spec.name} was not loaded"
+        self._packed, self._table = self._pack(self._table, None), None
 
     def lookup(self, token_ids: torch.Tensor) -> torch.Tensor:
-        return functional.embedding(token_ids, self._table)
+        return self._packed.rows(token_ids)
 
     def apply(self, x: torch.Tensor) -> torch.Tensor:
-        return self._linear(x, self._table, None)
+        return self._packed.apply(x)
+
+    def apply_float32(self, x: torch.Tensor) -> torch.Tensor:
+        """What `apply` gives, as fp32, and without rounding where the operations can."""
+        return self._packed.apply_float32(x)
 
     @property
     def num_bytes(self) -> int:
-        return self._table.nbytes
+        return self._packed.num_bytes

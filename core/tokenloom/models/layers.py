@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Literal, final
 
 import torch
@@ -26,12 +26,14 @@ class Linear:
         spec: its name and sizes.
         weights: its storage, dense or a quantizer's.
         apply: x [M, K] -> [M, N], activation dtype; the method of `weights`, so that a call costs nothing extra.
+        apply_float32: the same as fp32, for a head.
     """
 
     def __init__(self, spec: LayerSpec, weights: LinearWeights) -> None:
         self.spec = spec
         self.weights = weights
         self.apply = weights.apply
+        self.apply_float32 = _float32_product(weights)
 
 
 @final
@@ -41,7 +43,7 @@ class Embedding:
     Attributes:
         spec, weights: as in `Linear`.
         lookup: int64 [M] -> [M, hidden size], activation dtype.
-        apply: the head: [M, hidden size] -> [M, vocabulary].
+        apply, apply_float32: the head: [M, hidden size] -> [M, vocabulary].
     """
 
     def __init__(self, spec: LayerSpec, weights: EmbeddingWeights) -> None:
@@ -49,6 +51,7 @@ class Embedding:
         self.weights = weights
         self.lookup = weights.lookup
         self.apply = weights.apply
+        self.apply_float32 = _float32_product(weights)
 
 
 @final
@@ -145,3 +148,9 @@ class LayerFactory:
 
     def _is_quantized(self, spec: LayerSpec) -> bool:
         return not self._skip.names(spec) and self._quantizer.covers(spec)
+
+
+def _float32_product(weights: LinearWeights) -> Callable[[torch.Tensor], torch.Tensor]:
+    if isinstance(weights, DenseLinear | DenseEmbedding):
+        return weights.apply_float32
+    return lambda x: weights.apply(x).float()

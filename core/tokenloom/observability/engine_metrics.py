@@ -7,6 +7,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, cast, final
 
 from tokenloom.engine_output import EngineOutput
+from tokenloom.engine_process.fault import FaultKind
 from tokenloom.engine_process.loop_observer import LoopObserver
 from tokenloom.engine_process.messages import Refused
 from tokenloom.engine_process.operations import Operations
@@ -40,7 +41,12 @@ _OF_STATS = {
 """Counters that the engine itself keeps, as metric -> field of EngineStats."""
 
 
-_REFUSALS: dict[str, RefusalReason] = {"request": "invalid", "overloaded": "overloaded", "internal": "internal"}
+_REFUSALS: dict[FaultKind, RefusalReason] = {
+    "request": "invalid",
+    "overloaded": "overloaded",
+    "engine_dead": "unavailable",
+    "internal": "internal",
+}
 
 
 @final
@@ -86,7 +92,7 @@ class EngineMetrics(LoopObserver):
         self._requests.take((output,))
 
     def refused(self, refused: Refused) -> None:
-        self._store.add("request_rejections", 1, _REFUSALS[refused.error])
+        self._store.add("request_rejections", 1, _REFUSALS[refused.fault.kind])
 
     def plan_failed(self, error: PluginContractError) -> None:
         self._store.add("plugin_contract_breaches", 1, error.plugin)

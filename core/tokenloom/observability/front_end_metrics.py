@@ -8,7 +8,7 @@ import logging
 from dataclasses import replace
 from typing import Literal, final
 
-from tokenloom.engine_process.client import EngineClient
+from tokenloom.engine_process.linked_client import LinkedClient
 from tokenloom.errors import EngineDeadError
 from tokenloom.observability.exposition import MetricLabels, render_metrics
 from tokenloom.observability.metric_store import MetricStore, Snapshot, merge_snapshots
@@ -69,7 +69,7 @@ class FrontEndMetrics:
         """How often the engine has been started again, as the supervisor says."""
         self._num_restarts = count
 
-    async def scrape(self, client: EngineClient) -> str:
+    async def scrape(self, client: LinkedClient) -> str:
         """The metrics of the engine and all front ends as text; answers without an engine, too."""
         engine = await self._ask(client)
         status: Snapshot = {
@@ -104,7 +104,7 @@ class FrontEndMetrics:
         else:
             self._has_failed_to_publish = False
 
-    def _named(self, client: EngineClient) -> MetricLabels:
+    def _named(self, client: LinkedClient) -> MetricLabels:
         """The labels, with the model's source as its name if it has no other; that is known once there is an engine."""
         if not self._labels.model_name:
             with contextlib.suppress(EngineDeadError):
@@ -114,7 +114,7 @@ class FrontEndMetrics:
     def _own(self) -> Snapshot:
         return merge_snapshots([self._inherited, self._store.snapshot()])
 
-    async def _ask(self, client: EngineClient) -> Snapshot:
+    async def _ask(self, client: LinkedClient) -> Snapshot:
         """The engine's values; those of before where it is busy, none where there is no engine."""
         try:
             self._engine = await asyncio.wait_for(client.call("metrics"), _ENGINE_TIMEOUT_S)

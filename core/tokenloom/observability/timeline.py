@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, final
 
 from tokenloom.batch import SchedulePlan, StepPlan, StepResult
 from tokenloom.clock import Clock, MonotonicClock
-from tokenloom.engine_tap import EngineTap
+from tokenloom.engine_tap import EngineTap, HeardHandle
 from tokenloom.interfaces.executor import Executor, ModelFacts, StepHandle
 from tokenloom.interfaces.ledger import Ledger
 from tokenloom.interfaces.scheduler import Scheduler, SchedulerView
@@ -111,7 +111,7 @@ class StepTimeline(EngineTap):
         """The engine's step has returned. What is left of it, its checks, ends here."""
         if not self.is_recording:
             return
-        # A step that another scheduler planned counts, too, or the recording would not end.
+        # A step whose planning was not recorded counts, too, or the recording would not end.
         self._num_left -= 1
         record, self._current = self._current, None
         if record is None or not self._has_landed:
@@ -154,7 +154,7 @@ class StepTimeline(EngineTap):
         """Lets an executor launch."""
         record = self._current
         if record is None or record.step_id != plan.step_id:
-            # Its scheduler was another one.
+            # Its planning was not recorded.
             return inner.launch(plan)
         record.num_rows = len(plan.rows)
         record.num_tokens = plan.num_tokens
@@ -165,7 +165,7 @@ class StepTimeline(EngineTap):
         self._lap("commit plan")
         with self._annotate(f"step {plan.step_id}"):
             handle = inner.launch(plan)
-        return _TimedHandle(handle, self)
+        return HeardHandle(handle, self.landed)
 
     def landed(self, result: StepResult) -> None:
         """A step's result is there. Its phases follow each other from the launch on."""
@@ -223,20 +223,3 @@ class _TimedExecutor(Executor):
 
     def close(self) -> None:
         self._inner.close()
-
-
-@final
-class _TimedHandle(StepHandle):
-    def __init__(self, inner: StepHandle, timeline: StepTimeline) -> None:
-        self._inner = inner
-        self._timeline = timeline
-        self._result: StepResult | None = None
-
-    def is_done(self) -> bool:
-        return self._inner.is_done()
-
-    def result(self) -> StepResult:
-        if self._result is None:
-            self._result = self._inner.result()
-            self._timeline.landed(self._result)
-        return self._result

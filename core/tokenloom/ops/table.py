@@ -1,29 +1,35 @@
-"""The table of fused operations that models call, and the choice of an implementation for a device.
+"""The table of fused operations that models call, and the implementations to choose from.
 
-Every implementation of an operation means exactly what the plain torch reference in `torch_ops.py` computes.
+Every implementation of an operation means what the plain torch reference in `torch_ops.py` computes, up to rounding.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Literal
 
 import torch
 
 from tokenloom.ops import torch_ops
+from tokenloom.ops.native_ops import NativeLinear, native_module
+from tokenloom.ops.packed_linear import PackLinear, PlainLinear
+from tokenloom.ops.weight_memory import WeightMemory
 
 __all__ = [
     "AddRmsNorm",
     "GatedActivation",
     "HeadRmsNorm",
-    "LinearProduct",
     "OpTable",
+    "OpsName",
     "RmsNorm",
     "Rotary",
     "build_op_table",
+    "outline_op_table",
 ]
 
-LinearProduct = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
+OpsName = Literal["torch", "native"]
 RmsNorm = Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]
 AddRmsNorm = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float], tuple[torch.Tensor, torch.Tensor]]
 HeadRmsNorm = Callable[[torch.Tensor, torch.Tensor, int, float], torch.Tensor]
@@ -36,7 +42,8 @@ class OpTable:
     """One implementation of each operation; T may be 0, and leading rows may be strided.
 
     Attributes:
-        linear: (x [M, K], weight [N, K], bias [N] or None) -> x @ weight.T + bias, [M, N].
+        pack_linear: (weight [N, K], bias [N] or None) -> a `PackedLinear`, whose `apply` takes x [M, K] to
+            x @ weight.T + bias, [M, N].
         rms_norm: (x [T, H], weight [H], eps) -> x / rms(x) * weight, [T, H]. The weight has x's dtype, or is fp32: then
             the product is fp32 as well, rounded once.
         add_rms_norm: (x [T, H], residual [T, H], weight [H], eps) -> (rms_norm of the sum, the sum). The sum is written
@@ -51,7 +58,7 @@ class OpTable:
         gelu_tanh_and_mul: the same with GELU in its tanh form.
     """
 
-    linear: LinearProduct
+    pack_linear: PackLinear
     rms_norm: RmsNorm
     add_rms_norm: AddRmsNorm
     head_rms_norm: HeadRmsNorm
@@ -60,21 +67,54 @@ class OpTable:
     gelu_tanh_and_mul: GatedActivation
 
 
-def build_op_table(device: torch.device, *, deterministic: bool = False) -> OpTable:
+def build_op_table(device: torch.device, ops: OpsName = "torch", *, deterministic: bool = False) -> OpTable:
     """The operations for models on `device`. Called at build time; the hot path only calls what it holds.
 
     Args:
         device: where the operands live.
+        ops: torch for any device and dtype, or native, for bfloat16 on a CPU.
         deterministic: results of a row must not depend on the other rows, bit for bit.
+
+    Raises:
+        NativeBuildError: native operations cannot be built on this machine.
     """
     assert device.type != "meta", "operations are for real tensors"
+    if ops == "native":
+        assert device.type == "cpu", f"native operations on {device}"
+        return _native_table(deterministic)
+    return _torch_table(device, deterministic)
+
+
+def outline_op_table(ops: OpsName) -> OpTable:
+    """Operations for a model without memory: its layers know their sizes, and nothing is built."""
+    table = _torch_table(torch.device("cpu"), deterministic=False)
+    return replace(table, pack_linear=NativeLinear) if ops == "native" else table
+
+
+def _torch_table(device: torch.device, deterministic: bool) -> OpTable:
     is_tiled = deterministic and device.type == "cpu"
+    product = torch_ops.row_invariant_linear if deterministic else torch_ops.linear
+    silu = torch_ops.row_invariant_silu_and_mul if is_tiled else torch_ops.silu_and_mul
+    gelu_tanh = torch_ops.row_invariant_gelu_tanh_and_mul if is_tiled else torch_ops.gelu_tanh_and_mul
     return OpTable(
-        linear=torch_ops.row_invariant_linear if deterministic else torch_ops.linear,
+        pack_linear=partial(PlainLinear, product=product, gates={"silu": silu, "gelu_tanh": gelu_tanh}),
         rms_norm=torch_ops.rms_norm,
         add_rms_norm=torch_ops.add_rms_norm,
         head_rms_norm=torch_ops.head_rms_norm,
         rotary=torch_ops.rotary,
-        silu_and_mul=torch_ops.row_invariant_silu_and_mul if is_tiled else torch_ops.silu_and_mul,
-        gelu_tanh_and_mul=torch_ops.row_invariant_gelu_tanh_and_mul if is_tiled else torch_ops.gelu_tanh_and_mul,
+        silu_and_mul=silu,
+        gelu_tanh_and_mul=gelu_tanh,
+    )
+
+
+def _native_table(deterministic: bool) -> OpTable:
+    module = native_module()
+    return OpTable(
+        pack_linear=partial(NativeLinear, memory=WeightMemory(), rows_apart=deterministic),
+        rms_norm=module.rms_norm,
+        add_rms_norm=module.add_rms_norm,
+        head_rms_norm=module.head_rms_norm,
+        rotary=module.rotary,
+        silu_and_mul=module.silu_and_mul,
+        gelu_tanh_and_mul=module.gelu_tanh_and_mul,
     )

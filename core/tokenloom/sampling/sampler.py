@@ -19,6 +19,7 @@ from tokenloom.sampling.filtering import Candidates, Limits, apply_min_p, ranked
 from tokenloom.sampling.logprobs import SampleLogprobs, raw_logprobs
 from tokenloom.sampling.noise import Purpose, gumbel_noise, gumbel_noise_for
 from tokenloom.sampling.processing import process_logits
+from tokenloom.sampling.row_max import row_max
 
 __all__ = ["SampleResult", "TargetProbs", "choice_probs", "choose_tokens", "sample", "target_probs"]
 
@@ -69,9 +70,9 @@ def sample(logits: Tensor, batch: SamplingBatch, allowed: AllowedTokens | None =
 
 def choose_tokens(processed: Tensor, batch: SamplingBatch) -> tuple[Tensor, Tensor]:
     """Second half of `sample`: token ids and invalid rows from what `process_logits` made, fp32 [R, V]."""
-    best = processed.max(dim=-1)
+    best = row_max(processed)
     invalid = ~best.values.isfinite()
-    token_ids = best.indices  # of equal maxima torch returns the first
+    token_ids = best.indices
     groups = batch.groups
     if len(groups.plain_rows) > 0:
         rows = groups.plain_rows
@@ -93,7 +94,7 @@ def target_probs(logits: Tensor, batch: SamplingBatch, allowed: AllowedTokens | 
 
 def choice_probs(processed: Tensor, batch: SamplingBatch) -> TargetProbs:
     """Second half of `target_probs`, from what `process_logits` made, fp32 [R, V]."""
-    best = processed.max(dim=-1)
+    best = row_max(processed)
     groups = batch.groups
     scores = torch.full_like(processed, float("-inf"))  # [R, V]
     scores[groups.greedy_rows, best.indices[groups.greedy_rows]] = 0.0

@@ -70,10 +70,6 @@ class StepLedger(Ledger):
         return self._state.slots
 
     @property
-    def available_blocks(self) -> int:
-        return min(self._state.available)
-
-    @property
     def spare_blocks(self) -> int:
         return self._held.per_group(self._state.available)
 

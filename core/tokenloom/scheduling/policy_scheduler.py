@@ -12,6 +12,7 @@ from tokenloom.interfaces.scheduler import Grant, Ledger, Scheduler, SchedulerVi
 from tokenloom.interfaces.scheduler_events import SchedulerEvent
 from tokenloom.interfaces.scheduling_policy import AdmissionPolicy, SchedulingPolicy
 from tokenloom.request import RequestStatus, RequestView
+from tokenloom.scheduling.kept_places import KeptPlaces
 from tokenloom.scheduling.prefill_quota import PrefillQuota
 
 __all__ = ["PolicyScheduler"]
@@ -72,8 +73,8 @@ class _Step:
         self._ledger = ledger
         self._limits = policy.step_limits(view)
         self._prefills = PrefillQuota(self._limits, view, ledger)
+        self._kept = KeptPlaces(view, self._limits, ledger)
         self._is_admitting = True
-        self._num_deferred = 0
         self._num_unseen = len(view.running)
         # Unless the policy has a say in it, a decoding request gets its token.
         self._may_take_next = type(policy).chunk is SchedulingPolicy.chunk
@@ -108,9 +109,9 @@ class _Step:
 
     def may_admit(self) -> bool:
         """Whether a waiting request could still join in this step."""
-        # However many wait for the same prefix, no more are asked than could start once it is there; asking costs time.
-        may_defer = self._num_deferred < min(_MOST_DEFERRED, self._view.limits.max_num_seqs)
-        return self._is_admitting and may_defer and (self._num_free_slots() > 0 or self._policy.is_preemptive)
+        num_waiting = len(self._kept.requests)
+        may_displace = self._policy.is_preemptive and not num_waiting
+        return self._is_admitting and num_waiting < _MOST_DEFERRED and (may_displace or self._num_free_slots() > 0)
 
     def serve(self, request: RequestView) -> None:
         """Schedules one running request, preempting others (or itself) as the policy says while blocks lack."""
@@ -151,27 +152,32 @@ class _Step:
         count = self._count(request, need)
         if self._prefills.is_full_of_long(request, need, count):
             self._is_admitting = True
-        elif count != 0 and not self._prefills.is_full(request, need, count) and self._reserve(request, count):
+        elif count != 0 and not self._prefills.is_full(request, need, count) and self._reserve(request, need, count):
             self._prefills.take(request, need, count)
+            self._kept.take(request, need - request.num_drafts, count)
             self._started.append(request)
             self._is_admitting = True
 
-    def _reserve(self, request: RequestView, count: int) -> bool:
+    def _reserve(self, request: RequestView, need: int, count: int) -> bool:
         """Reserves for a waiting request, displacing running ones as the policy says; nobody is displaced in vain."""
         undo: int | None = None
-        while not isinstance(outcome := self._try(request, count), Grant):
+        while not isinstance(outcome := self._try(request, need, count), Grant):
             if outcome.resource == "prefix":
-                # It starts when that is computed; those behind it may start before.
-                self._is_admitting = True
-                self._num_deferred += 1
                 if undo is not None:
                     self._ledger.rollback(undo)
+                # It starts when that is computed; those behind it may start before, beside the place that it keeps.
+                if not self._kept.requests:
+                    spare = self._prefills.num_left(self._ledger.remaining_tokens)
+                    self._kept.open([*self._candidates(), *self._started], spare)
+                self._kept.keep(request, outcome.missing)
+                self._is_admitting = True
                 return False
             if outcome.resource == "blocks" and 0 < outcome.missing <= outcome.pending:
                 # Its memory comes when the step in flight lands; those displaced for it stay so.
                 return False
             # While others run, memory comes back by itself; where nobody does, those who wait may hold all of it.
-            if outcome.resource == "blocks" and not self._view.running and self._take_kept(outcome.missing, request):
+            is_alone = not self._view.running and not self._kept.requests
+            if outcome.resource == "blocks" and is_alone and self._take_kept(outcome.missing, request):
                 continue
             victim = self._select_displaced(request, outcome)
             if victim is None:
@@ -182,30 +188,37 @@ class _Step:
             self._preempt(victim, outcome.missing)
         return True
 
-    def _try(self, request: RequestView, count: int) -> Grant | Shortfall:
+    def _try(self, request: RequestView, need: int, count: int) -> Grant | Shortfall:
         if self._num_free_slots() < 1:
             return Shortfall("slots", 1)
-        others = [*self._candidates(), *self._started] if self._admission is not None else []
-        if self._admission is None or not others:
+        others = [*self._candidates(), *self._started, *self._kept.requests] if self._admission is not None else []
+        if not others and not self._kept.requests:
             return self._ledger.reserve(request, count)
         undo = self._ledger.savepoint()
         outcome = self._ledger.reserve(request, count)
         if isinstance(outcome, Shortfall):
             return outcome
+        shortfall = self._kept.missing(request, need - request.num_drafts, count)
+        if shortfall is None and others:
+            shortfall = self._refusal(request, others)
+        if shortfall is not None:
+            self._ledger.rollback(undo)
+        return shortfall or outcome
+
+    def _refusal(self, request: RequestView, others: list[RequestView]) -> Shortfall | None:
+        """What lacks for a request with a grant to run beside others, by the part `scheduler.admission`."""
+        assert self._admission is not None, "somebody asks for its refusal"
         missing = self._admission.num_missing_blocks(request, others, self._view, self._ledger)
         if not isinstance(missing, int) or missing < 0:
             raise ValueError(f"{type(self._admission).__name__}.num_missing_blocks gave {missing!r}, not a count")
-        if missing == 0:
-            return outcome
-        self._ledger.rollback(undo)
-        return Shortfall("blocks", missing)
+        return Shortfall("blocks", missing) if missing else None
 
     def _num_free_slots(self) -> int:
-        """Slots left within the hard limit and the policy's own."""
-        free = self._ledger.remaining_slots
-        if self._limits.max_num_seqs is None:
-            return free
-        return min(free, self._limits.max_num_seqs - (self._view.limits.max_num_seqs - free))
+        """Slots left within the hard limit and the policy's own, but for those that are kept."""
+        free, own = self._ledger.remaining_slots, self._limits.max_num_seqs
+        if own is not None:
+            free = min(free, own - (self._view.limits.max_num_seqs - free))
+        return free - len(self._kept.requests)
 
     def _count(self, request: RequestView, need: int) -> int:
         """Tokens to compute now; 0 if there is nothing to do or no room for it."""
@@ -246,7 +259,8 @@ class _Step:
         return self._candidate(self._policy.select_victim(request, candidates, self._view), candidates, "select_victim")
 
     def _select_displaced(self, request: RequestView, shortfall: Shortfall) -> RequestView | None:
-        if not self._policy.is_preemptive or shortfall.resource == "tokens":
+        # Nobody is displaced for a request ahead of which another one waits: that one would have the first claim.
+        if not self._policy.is_preemptive or shortfall.resource == "tokens" or self._kept.requests:
             return None
         candidates = self._candidates()
         if not candidates:

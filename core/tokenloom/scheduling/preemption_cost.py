@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import final
 
+from tokenloom.scheduling.fading_line import FadingLine
+
 __all__ = ["PreemptionCost"]
 
 _KEEP = 0.98
@@ -19,23 +21,14 @@ class PreemptionCost:
     """
 
     def __init__(self) -> None:
-        self._weight = 0.0
-        self._tokens = 0.0
-        self._seconds = 0.0
-        self._tokens_squared = 0.0
-        self._tokens_seconds = 0.0
+        self._steps = FadingLine(_KEEP)
         self._moved_bytes = 0.0
         self._moving_s = 0.0
 
     def observe(self, num_tokens: int, duration_s: float, moved_bytes: int, transfer_s: float) -> None:
         """Learns from a step; `transfer_s` is the part of its duration that moving `moved_bytes` took."""
         if num_tokens:
-            forward_s = max(0.0, duration_s - transfer_s)
-            self._weight = _KEEP * self._weight + 1.0
-            self._tokens = _KEEP * self._tokens + num_tokens
-            self._seconds = _KEEP * self._seconds + forward_s
-            self._tokens_squared = _KEEP * self._tokens_squared + num_tokens * num_tokens
-            self._tokens_seconds = _KEEP * self._tokens_seconds + num_tokens * forward_s
+            self._steps.observe(num_tokens, max(0.0, duration_s - transfer_s))
         if moved_bytes:
             self._moved_bytes = _KEEP * self._moved_bytes + moved_bytes
             self._moving_s = _KEEP * self._moving_s + transfer_s
@@ -43,14 +36,10 @@ class PreemptionCost:
     @property
     def per_token_s(self) -> float:
         """Seconds that one more token takes; 0 before the first step."""
-        if not self._weight:
+        steps = self._steps
+        if steps.is_empty:
             return 0.0
-        spread = self._tokens_squared * self._weight - self._tokens * self._tokens
-        if spread > 1e-9 * self._tokens_squared * self._weight:
-            slope = (self._tokens_seconds * self._weight - self._tokens * self._seconds) / spread
-            if slope > 0.0:
-                return slope
-        return self._seconds / self._tokens
+        return steps.slope(least_spread=1e-9) or steps.mean_y / steps.mean_x
 
     @property
     def per_byte_s(self) -> float | None:

@@ -36,9 +36,12 @@ class PrefillQuota:
         # Such a limit keeps long prompts from delaying others; a decoding request's drafts are no such thing.
         if limits.max_chunk_tokens is not None and num_own > limits.max_chunk_tokens:
             count = min(count, limits.max_chunk_tokens)
-        if limits.max_prefill_tokens is not None:
-            count = min(count, max(0, limits.max_prefill_tokens - self._num_tokens))
-        return count
+        return self.num_left(count)
+
+    def num_left(self, most: int) -> int:
+        """Tokens that prompts may still take of `most`."""
+        limit = self._limits.max_prefill_tokens
+        return most if limit is None else min(most, max(0, limit - self._num_tokens))
 
     def is_full(self, request: RequestView, need: int, count: int) -> bool:
         """Whether a waiting prompt would become one under way too many."""

@@ -28,6 +28,7 @@ class ChatExchange(Exchange):
 
     def __init__(self, body: ChatBody, context: RequestContext, service: Service) -> None:
         super().__init__(body, context)
+        self.field_names["prompt"] = "messages"
         self._body = body
         self._service = service
         self._head = new_head("chatcmpl", context.model)

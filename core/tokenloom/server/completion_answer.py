@@ -12,6 +12,7 @@ from msgspec import UNSET, UnsetType
 from tokenloom.batch import TokenLogprobs
 from tokenloom.server.answer_parts import AnswerHead, Usage, UsageField, event, finish_reason, json_bytes, optional
 from tokenloom.server.logprob_shapes import CompletionLogprobs, LogprobWriter, PromptLogprob
+from tokenloom.server.text_offsets import TextOffsets
 from tokenloom.text.output_processor import ChoiceDelta
 
 __all__ = ["CompletionAnswer", "CompletionOptions", "EchoedPrompt"]
@@ -74,7 +75,7 @@ class Completion(msgspec.Struct):
 @dataclass(slots=True)
 class _Progress:
     has_begun: bool = False
-    offset: int = 0
+    offsets: TextOffsets | None = None
     held: list[ChoiceDelta] = field(default_factory=list)
 
 
@@ -161,7 +162,7 @@ class CompletionAnswer:
             if begin is not None:
                 yield begin
         if self._options.num_logprobs is not None and output.token_ids:
-            piece.logprobs = self._logprobs(progress, output.logprobs, output.token_ids)
+            piece.logprobs = self._logprobs(output.logprobs, output.token_ids, self._output_offsets(index))
         if self._options.token_ids:
             piece.token_ids = output.token_ids
         if delta.text or piece.logprobs or piece.finish_reason or (self._options.token_ids and output.token_ids):
@@ -175,25 +176,24 @@ class CompletionAnswer:
             return None
         piece = CompletionChoice(index, prompt.text if options.echo else "")
         if options.echo and options.num_logprobs is not None and entries is not None:
-            piece.logprobs = self._logprobs(self._progress[index], entries, prompt.token_ids, is_start=True)
+            offsets = self._writer.prompt_offsets(prompt.text)
+            piece.logprobs = self._logprobs(entries, prompt.token_ids, offsets)
         piece.prompt_token_ids = optional(options.token_ids, prompt.token_ids)
         if options.prompt_logprobs and entries is not None:
             piece.prompt_logprobs = self._writer.prompt(entries)
         return piece
 
+    def _output_offsets(self, index: int) -> TextOffsets:
+        progress, prompt = self._progress[index], self._prompts[index // self._options.n]
+        if progress.offsets is None:
+            start = len(prompt.text) if self._options.echo else 0
+            progress.offsets = self._writer.output_offsets(prompt.token_ids, start)
+        return progress.offsets
+
     def _logprobs(
-        self,
-        progress: _Progress,
-        entries: Sequence[TokenLogprobs | None],
-        token_ids: Sequence[int],
-        *,
-        is_start: bool = False,
+        self, entries: Sequence[TokenLogprobs | None], token_ids: Sequence[int], offsets: TextOffsets
     ) -> CompletionLogprobs:
-        num_top = self._options.num_logprobs or 0
-        shown, progress.offset = self._writer.completion(
-            entries, token_ids, num_top, progress.offset, starts_text=is_start
-        )
-        return shown
+        return self._writer.completion(entries, token_ids, self._options.num_logprobs or 0, offsets)
 
 
 def _joined(pieces: Sequence[CompletionChoice]) -> CompletionChoice:

@@ -39,6 +39,11 @@ class CompletionExchange(Exchange):
         self._drops_output = body.max_tokens == 0
         if self._drops_output and not body.echo:
             raise RequestError("max_tokens=0 is allowed with echo only; ask for 1 token or more", "max_tokens")
+        # What the engine gets instead, one token that is dropped, would have room for it.
+        if self._drops_output and body.min_tokens is not None and body.min_tokens > 0:
+            raise RequestError(
+                f"min_tokens must not exceed max_tokens=0, got {body.min_tokens}; leave one of them out", "min_tokens"
+            )
         self._params = self._sampling_params()
         self._traits = request_traits(body, context.tenant)
         self._grammar = choose_grammar(body)

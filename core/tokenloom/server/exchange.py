@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Protocol
 
+from tokenloom.engine_process.messages import GRAMMAR_PARAM
 from tokenloom.errors import RequestError
 from tokenloom.server.answer_parts import AnswerHead, Usage
 from tokenloom.server.auth import Tenant
@@ -58,7 +59,14 @@ class RequestContext:
 
 
 class Exchange(ABC):
-    """A checked request. `prepare` is called once, when its places are taken."""
+    """A checked request. `prepare` is called once, when its places are taken.
+
+    Attributes:
+        context: what is known of it beside its body.
+        is_stream, wants_usage_always: as asked for.
+        many_field: the field that makes choices many.
+        field_names: what the engine calls a field that it refuses -> what the client calls it.
+    """
 
     def __init__(self, body: GenerationBody, context: RequestContext) -> None:
         check_stream_options(body)
@@ -66,7 +74,7 @@ class Exchange(ABC):
         self.is_stream = bool(body.stream)
         self.wants_usage_always = body.wants_usage_always
         self.many_field = "n" if body.n is not None and body.n > 1 else "prompt"
-        self.grammar_field = grammar_field(body)
+        self.field_names = {GRAMMAR_PARAM: grammar_field(body)}
 
     @property
     @abstractmethod

@@ -10,6 +10,7 @@ import os
 import socket
 from collections.abc import Iterator, MutableSequence
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any, final
 
 import uvicorn
 
+from tokenloom.engine_process.fault import fault_of
 from tokenloom.engine_process.linked_client import LinkedClient
 from tokenloom.engine_process.zmq_link import ZmqFrontEndLink
 from tokenloom.errors import TokenloomError
@@ -26,7 +28,7 @@ from tokenloom.server.http_protocol import guarded_protocol
 from tokenloom.server.reports import ChildFailed, Drain, EngineDown, EngineUp, Serving
 from tokenloom.server.settings import ServerSettings
 
-__all__ = ["FrontEndSetup", "run_front_end"]
+__all__ = ["FrontEndSetup", "run_front_end", "tell_start"]
 
 _LAST_WORDS_S = 2.0
 """Once its requests are ended, how long a connection may take to be told."""
@@ -45,7 +47,7 @@ class FrontEndSetup:
         channel: to the supervisor.
         reserved: shared memory, a number for each front end; see `Places`.
         folder: for files that they share.
-        app: "module:function" that makes the ASGI app from (client, settings, place).
+        app: "module:function" that makes the ASGI app from (client, settings, place, tell_start); see `TellStart`.
     """
 
     name: str
@@ -64,13 +66,22 @@ def run_front_end(setup: FrontEndSetup) -> None:
     try:
         front_end = _FrontEnd(setup)
     except (TokenloomError, OSError) as error:
-        setup.channel.send(ChildFailed(str(error), isinstance(error, TokenloomError)))
-        end_child(1)
-    gc.collect()
-    # What is there now stays for good; walking through it again and again would delay streams.
-    gc.freeze()
-    front_end.run()
-    end_child(0)
+        tell_start(setup.channel, error)
+    else:
+        gc.collect()
+        # What is there now stays for good; walking through it again and again would delay streams.
+        gc.freeze()
+        front_end.run()
+        end_child(0)
+
+
+def tell_start(channel: Connection, failure: Exception | None) -> None:
+    """Tells the supervisor that this front end serves, or why it cannot; then the process ends."""
+    if failure is None:
+        channel.send(Serving())
+        return
+    channel.send(ChildFailed(fault_of(failure).message, isinstance(failure, TokenloomError)))
+    end_child(1)
 
 
 @final
@@ -86,12 +97,12 @@ class _Server(uvicorn.Server):
 class _FrontEnd:
     def __init__(self, setup: FrontEndSetup) -> None:
         self._setup = setup
-        self._client = LinkedClient(on_ready=self._tell_serving)
+        self._client = LinkedClient()
         self._place = FrontEndPlace(setup.index, setup.settings.workers, setup.reserved, setup.folder)
         module, _, function = setup.app.partition(":")
-        app = getattr(import_module(module), function)(self._client, setup.settings, self._place)
+        build_app = getattr(import_module(module), function)
+        app = build_app(self._client, setup.settings, self._place, partial(tell_start, setup.channel))
         self._server = _Server(_uvicorn_config(app, setup.settings))
-        self._is_told = False
 
     def run(self) -> None:
         with asyncio.Runner(loop_factory=self._server.config.get_loop_factory()) as runner:
@@ -101,11 +112,6 @@ class _FrontEnd:
         asyncio.get_running_loop().add_reader(self._setup.channel.fileno(), self._listen)
         await self._server.serve(sockets=[self._setup.listener])
         await self._client.close()
-
-    def _tell_serving(self) -> None:
-        if not self._is_told:
-            self._is_told = True
-            self._setup.channel.send(Serving())
 
     def _listen(self) -> None:
         try:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
 
-from tokenloom.engine_process.client import EngineClient
+from tokenloom.engine_process.linked_client import LinkedClient
 from tokenloom.observability.exposition import MetricLabels
 from tokenloom.observability.front_end_metrics import FrontEndMetrics
 from tokenloom.observability.shared_snapshots import SnapshotFolder
-from tokenloom.observability.spans import build_request_spans
+from tokenloom.observability.span_receiver import build_request_spans
+from tokenloom.server.api_errors import ApiError
 from tokenloom.server.app import build_app
 from tokenloom.server.auth import ApiKeys
 from tokenloom.server.front_end_place import FrontEndPlace
@@ -21,12 +21,17 @@ from tokenloom.server.routes.page import PAGE_PATHS, page_routes
 from tokenloom.server.service import Service
 from tokenloom.server.settings import ServerSettings, read_api_keys
 
-__all__ = ["front_end_app"]
+__all__ = ["TellStart", "front_end_app"]
+
+TellStart = Callable[[Exception | None], None]
+"""Called once: with None when requests can be answered, else with what makes that impossible."""
 
 _POLL_S = 0.05
 
 
-def front_end_app(client: EngineClient, settings: ServerSettings, place: FrontEndPlace) -> FastAPI:
+def front_end_app(
+    client: LinkedClient, settings: ServerSettings, place: FrontEndPlace, tell_start: TellStart
+) -> FastAPI:
     """The application.
 
     Raises:
@@ -42,7 +47,7 @@ def front_end_app(client: EngineClient, settings: ServerSettings, place: FrontEn
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        tasks = [asyncio.create_task(metrics.publish_forever()), asyncio.create_task(_load_early(service))]
+        tasks = [asyncio.create_task(metrics.publish_forever()), asyncio.create_task(_load_early(service, tell_start))]
         try:
             yield
         finally:
@@ -55,10 +60,19 @@ def front_end_app(client: EngineClient, settings: ServerSettings, place: FrontEn
     return build_app(service, routers=(page_routes(service),), open_paths=PAGE_PATHS, lifespan=lifespan)
 
 
-async def _load_early(service: Service) -> None:
+async def _load_early(service: Service, tell_start: TellStart) -> None:
     """Loads the model's tokenizer as soon as there is an engine, so that no request waits for it."""
-    while not service.client.is_ready:
-        await asyncio.sleep(_POLL_S)
-    # A failure is logged where it happens, and the first request tries again.
-    with contextlib.suppress(Exception):
-        await service.text()
+    while True:
+        while not service.client.is_ready:
+            await asyncio.sleep(_POLL_S)
+        try:
+            await service.text()
+        except ApiError:
+            # The engine has gone meanwhile; the next one brings its own.
+            continue
+        # Whatever it is, no request could be answered.
+        except Exception as error:  # noqa: BLE001
+            tell_start(error)
+        else:
+            tell_start(None)
+        return

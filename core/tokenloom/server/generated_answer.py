@@ -25,8 +25,6 @@ __all__ = ["GeneratedAnswer"]
 
 _log = logging.getLogger(__name__)
 _CLIENT_LEFT = 499
-GRAMMAR_PARAM = "response_format"
-"""What the engine calls the constraint, whichever field it came from."""
 _JSON = [(b"content-type", b"application/json")]
 _EVENTS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -63,8 +61,7 @@ class GeneratedAnswer(Response):
                 await self._write(self._generation, writer, send)
         except TokenloomError as error:
             failure = api_error(error, self._service.settings.retry_after_s)
-            if failure.param == GRAMMAR_PARAM:
-                failure.param = self._exchange.grammar_field
+            failure.param = self._exchange.field_names.get(failure.param or "", failure.param)
         except ApiError as error:
             failure = error
         finally:

@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from typing import final
 
 from tokenloom.engine_output import EngineOutput, RequestTimes
-from tokenloom.engine_process.client import EngineClient, EngineStream
+from tokenloom.engine_process.linked_client import LinkedClient
+from tokenloom.engine_process.linked_stream import LinkedStream
 from tokenloom.engine_process.messages import Submit
 from tokenloom.grammar_spec import GrammarSpec
 from tokenloom.request import FinishReason, Request
@@ -74,7 +75,7 @@ class ChoiceState:
 class Generation:
     """Submits a job; iterate over `news` from one task. `close` may be called from anywhere, at any time."""
 
-    def __init__(self, client: EngineClient, tokenizer: Tokenizer, job: Job, places: HeldPlaces) -> None:
+    def __init__(self, client: LinkedClient, tokenizer: Tokenizer, job: Job, places: HeldPlaces) -> None:
         """The places are given back as choices end, and wholly by `close`.
 
         Raises:
@@ -103,7 +104,7 @@ class Generation:
         """What is new since the last time, until every choice has ended or `close` was called.
 
         Raises:
-            RequestError, OverloadedError, EngineDeadError: see `EngineStream`.
+            RequestError, OverloadedError, EngineDeadError: see `LinkedStream`.
         """
         if len(self._parts) == 1:
             part = self._parts[0]
@@ -127,7 +128,7 @@ class Generation:
             part.stream.close()
         self._places.release()
 
-    def _submit(self, client: EngineClient, tokenizer: Tokenizer) -> None:
+    def _submit(self, client: LinkedClient, tokenizer: Tokenizer) -> None:
         job = self.job
         bad_words = [list(word) for word in encode_bad_words(tokenizer, job.params.bad_words)]
         for number, prompt in enumerate(job.prompts):
@@ -162,6 +163,11 @@ class Generation:
         finally:
             for feeder in feeders:
                 feeder.cancel()
+            # Where one choice's failure ends the request, what had come of the others is still told of it.
+            while not queue.empty():
+                item = queue.get_nowait()
+                if isinstance(item, list):
+                    self._note(item)
 
     def _note(self, news: News) -> None:
         for index, delta in news:
@@ -181,7 +187,7 @@ class _Part:
     """One prompt's submission: its stream, and the text of its choices."""
 
     def __init__(
-        self, stream: EngineStream, tokenizer: Tokenizer, submission: Submit, first_index: int, drops_output: bool
+        self, stream: LinkedStream, tokenizer: Tokenizer, submission: Submit, first_index: int, drops_output: bool
     ) -> None:
         self.stream = stream
         self._drops_output = drops_output

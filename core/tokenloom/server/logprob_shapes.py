@@ -8,6 +8,7 @@ from typing import final
 import msgspec
 
 from tokenloom.batch import TokenLogprobs
+from tokenloom.server.text_offsets import TextOffsets
 from tokenloom.text.tokenizer import Tokenizer
 
 __all__ = ["ChatLogprobs", "CompletionLogprobs", "LogprobWriter", "PromptLogprob"]
@@ -72,7 +73,18 @@ class LogprobWriter:
 
     def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool) -> None:
         self._tokenizer = tokenizer
-        self._hidden = tokenizer.special_token_ids if skip_special_tokens else frozenset()
+        self._skips_special = skip_special_tokens
+
+    def prompt_offsets(self, text: str) -> TextOffsets:
+        """Offsets within a prompt that is echoed as `text`."""
+        return TextOffsets(self._tokenizer, skip_special_tokens=self._skips_special, starts_text=True, known_text=text)
+
+    def output_offsets(self, prompt_token_ids: Sequence[int], start: int) -> TextOffsets:
+        """Offsets within an output, behind `start` characters of an echoed prompt."""
+        has_text = self._tokenizer.has_text(prompt_token_ids, skip_special_tokens=self._skips_special)
+        return TextOffsets(
+            self._tokenizer, skip_special_tokens=self._skips_special, start=start, starts_text=not has_text
+        )
 
     def chat(self, entries: Sequence[TokenLogprobs]) -> ChatLogprobs:
         """The shape of chats."""
@@ -83,29 +95,24 @@ class LogprobWriter:
         entries: Sequence[TokenLogprobs | None],
         token_ids: Sequence[int],
         num_top: int,
-        offset: int,
-        *,
-        starts_text: bool = False,
-    ) -> tuple[CompletionLogprobs, int]:
-        """The shape of completions, and the offset behind the last token.
+        offsets: TextOffsets,
+    ) -> CompletionLogprobs:
+        """The shape of completions.
 
         Args:
             entries: one for each token, None for the first of a prompt.
             token_ids: the tokens.
             num_top: how many others were asked for; 0 leaves them out.
-            offset: characters of the choice's text before the first token.
-            starts_text: no text comes before the tokens, so that some tokenizers take a space from their beginning.
+            offsets: of the text that the tokens are of; it goes on behind them.
         """
         pieces = [self._tokenizer.token_bytes(token_id) for token_id in token_ids]
-        offsets, offset = self._offsets(token_ids, offset, starts_text=starts_text)
-        shown = CompletionLogprobs(
+        return CompletionLogprobs(
             tokens=[_completion_token(piece) for piece in pieces],
             token_logprobs=[None if entry is None else _finite(entry.logprob) for entry in entries],
             top_logprobs=None if num_top == 0 else [None if e is None else self._by_token(e) for e in entries],
-            text_offset=offsets,
+            text_offset=offsets.take(token_ids),
             bytes=[list(piece) for piece in pieces],
         )
-        return shown, offset
 
     def prompt(self, entries: Sequence[TokenLogprobs | None]) -> list[dict[str, PromptLogprob] | None]:
         """The prompt's, by token id; null for the first token, before which there is nothing."""
@@ -116,21 +123,9 @@ class LogprobWriter:
             str(token_id): PromptLogprob(_finite(logprob), rank, self._token(token_id, logprob)[0])
             for rank, (token_id, logprob) in enumerate(entry.top, start=1)
         }
-        own = PromptLogprob(_finite(entry.logprob), None, self._token(entry.token_id, entry.logprob)[0])
+        own = PromptLogprob(_finite(entry.logprob), entry.rank, self._token(entry.token_id, entry.logprob)[0])
         found.setdefault(str(entry.token_id), own)
         return found
-
-    def _offsets(self, token_ids: Sequence[int], offset: int, *, starts_text: bool) -> tuple[list[int], int]:
-        offsets: list[int] = []
-        strips = starts_text and self._tokenizer.strips_leading_space
-        for token_id in token_ids:
-            offsets.append(offset)
-            piece = b"" if token_id in self._hidden else self._tokenizer.token_bytes(token_id)
-            if strips and piece:
-                strips, piece = False, self._tokenizer.first_token_bytes(token_id)
-            # A character that several tokens share belongs to the first of them.
-            offset += sum((byte & 0xC0) != 0x80 for byte in piece)
-        return offsets, offset
 
     def _chat_entry(self, entry: TokenLogprobs) -> ChatLogprob:
         top = [TopLogprob(*self._token(token_id, logprob)) for token_id, logprob in entry.top]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar, final
 
 from tokenloom.engine_process.tokenizer_file import TOKENIZER_SUFFIX, read_tokenizer
-from tokenloom.errors import CONTEXT_LENGTH_EXCEEDED, RequestError
+from tokenloom.errors import CONTEXT_LENGTH_EXCEEDED, OverloadedError, RequestError
 from tokenloom.text.chat_messages import strings_in
 from tokenloom.text.chat_template import ChatTemplate
 from tokenloom.text.tokenizer import Tokenizer, build_tokenizer
@@ -44,12 +44,18 @@ def _tokenizer_of_model(path: Path) -> Tokenizer:
 
 @final
 class ModelText:
-    """Encodes prompts and conversations."""
+    """Encodes prompts and conversations.
 
-    def __init__(self, tokenizer: Tokenizer, chat_template: ChatTemplate) -> None:
+    Whatever takes texts raises OverloadedError if a long one would have to wait behind too many others.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, chat_template: ChatTemplate, *, max_waiting: int | None = None) -> None:
+        """`max_waiting`: most long texts at work and before it; None where whoever asks limits them."""
         self.tokenizer = tokenizer
         self.chat_template = chat_template
-        # One thread: tokenizers release the interpreter, and templates would only take turns.
+        self._max_waiting = max_waiting
+        self._waiting: list[Future[Any]] = []
+        # One thread: templates would only take turns, and encoding, which lets the event loop go on, has a core enough.
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokenize")
 
     async def encode(self, prompts: Sequence[Prompt], *, add_special_tokens: bool = True) -> list[list[int]]:
@@ -107,7 +113,18 @@ class ModelText:
     async def _run(self, work: Callable[[], Result], num_chars: int) -> Result:
         if num_chars <= _LONG_CHARS:
             return work()
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+        self._waiting = [future for future in self._waiting if not future.done()]
+        num_waiting, limit = len(self._waiting), self._max_waiting
+        if limit is not None and num_waiting >= limit:
+            raise OverloadedError(
+                f"{num_waiting} long texts of other requests wait for their turn, at most {limit} may; try again later",
+                resource="texts",
+                limit=limit,
+                current=num_waiting,
+            )
+        future = self._thread.submit(work)
+        self._waiting.append(future)
+        return await asyncio.wrap_future(future)
 
     def _checked(self, token_ids: list[int], param: str = "prompt") -> list[int]:
         limit = self.tokenizer.vocab_size

@@ -67,4 +67,4 @@ class Drain:
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """Front end to supervisor: it accepts connections, and has an engine."""
+    """Front end to supervisor: it accepts connections, has an engine, and has loaded the model's tokenizer."""

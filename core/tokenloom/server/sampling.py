@@ -9,7 +9,6 @@ import msgspec
 
 from tokenloom.errors import RequestError
 from tokenloom.request_factory import RequestTraits
-from tokenloom.sampling_fields import MAX_INT32, check_int, checked_float
 from tokenloom.sampling_params import SamplingParams
 from tokenloom.server.auth import Tenant
 from tokenloom.server.generation_body import MAX_BAD_WORD_CHARS, MAX_STOP_CHARS, GenerationBody
@@ -35,7 +34,6 @@ _SAME_NAME = (
     "ignore_eos",
     "skip_special_tokens",
 )
-_MAX_SLO_S = 1e9
 
 
 def sampling_params(body: GenerationBody, names: Mapping[str, str] | None = None, **others: Any) -> SamplingParams:
@@ -71,13 +69,6 @@ def request_traits(body: GenerationBody, tenant: Tenant) -> RequestTraits:
     Raises:
         RequestError: a value is out of range.
     """
-    for name in ("priority", "retention_priority"):
-        if getattr(body, name) is not None:
-            check_int(name, getattr(body, name), -MAX_INT32, MAX_INT32, "0 for an ordinary request")
-    advice = "0.5, or null for no target"
-    for name in ("ttft_slo_s", "tpot_slo_s", "retention_ttl_s"):
-        if getattr(body, name) is not None:
-            checked_float(name, getattr(body, name), 0, _MAX_SLO_S, advice, low_is_open=True)
     return RequestTraits(
         priority=body.priority or 0,
         tenant=tenant.name,

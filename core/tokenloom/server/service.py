@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import final
 
-from tokenloom.engine_process.client import EngineClient
+from tokenloom.engine_process.linked_client import LinkedClient
 from tokenloom.engine_process.messages import EngineInfo
 from tokenloom.errors import CONTEXT_LENGTH_EXCEEDED, OverloadedError, RequestError
 from tokenloom.observability.front_end_metrics import FrontEndMetrics
@@ -28,6 +28,9 @@ _log = logging.getLogger(__name__)
 
 _CHARS_PER_TOKEN = 64
 """Longer tokens than this are rare; a prompt of this many characters for each token of the context never fits."""
+
+_MAX_TEXTS_APART = 32
+"""Long texts that wait at /tokenize and /detokenize: they take no places, and each may be as long as a body."""
 
 _SUBJECTS = {"prompt": "the prompt has", "messages": "the messages have", "tokens": "the list has"}
 
@@ -53,7 +56,7 @@ class Service:
 
     def __init__(
         self,
-        client: EngineClient,
+        client: LinkedClient,
         settings: ServerSettings,
         *,
         metrics: FrontEndMetrics,
@@ -262,7 +265,7 @@ class Service:
 
     def _load(self, path: str) -> _Loaded:
         text = self._load_text(path)
-        apart = ModelText(text.tokenizer, text.chat_template)
+        apart = ModelText(text.tokenizer, text.chat_template, max_waiting=_MAX_TEXTS_APART)
         return _Loaded(text, apart, choose_reply_format(self.settings, text.tokenizer))
 
     def _capacity(self, info: EngineInfo) -> int | None:

@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr
+from pydantic import Field, SecretStr
 
 from tokenloom.errors import ConfigError
 from tokenloom.server.api_key import ApiKey
+from tokenloom.settings_base import Settings
 
 __all__ = ["ServeSettings", "ServerSettings", "read_api_keys"]
 
 _COMMENT = re.compile(r"(?:^|\s)#.*")
 """A secret may hold the sign."""
 
-_Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+_Seconds = Annotated[float, Field(gt=0)]
 
 
-class ServerSettings(BaseModel):
+class ServerSettings(Settings):
     """How the server listens, whom it lets in, and how it behaves when things go wrong."""
-
-    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     host: Annotated[str, Field(min_length=1)] = Field(
         default="127.0.0.1", description="Address to listen on; 0.0.0.0 is every address of this machine."
@@ -80,7 +79,7 @@ class ServerSettings(BaseModel):
     write_timeout_s: _Seconds = Field(
         default=60.0, description="How long a client may take nothing of an answer that waits, seconds; then it ends."
     )
-    drain_timeout_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(
+    drain_timeout_s: Annotated[float, Field(ge=0)] = Field(
         default=30.0, description="After SIGTERM or Ctrl-C, how long running requests may take to end, seconds."
     )
     step_timeout_s: _Seconds | None = Field(
@@ -91,7 +90,7 @@ class ServerSettings(BaseModel):
     max_engine_restarts: Annotated[int, Field(ge=0)] = Field(
         default=5, description="How often in a row the engine is restarted before the server gives up."
     )
-    restart_backoff_s: Annotated[float, Field(ge=0, le=3600, allow_inf_nan=False)] = Field(
+    restart_backoff_s: Annotated[float, Field(ge=0, le=3600)] = Field(
         default=1.0, description="Pause before the second restart in a row, seconds; it doubles from there."
     )
     fallback_scheduler: str | None = Field(
@@ -114,10 +113,8 @@ class ServerSettings(BaseModel):
     access_log: bool = Field(default=False, description="Whether each HTTP request is logged.")
 
 
-class ServeSettings(BaseModel):
+class ServeSettings(Settings):
     """Keys of `tokenloom serve`."""
-
-    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     server: ServerSettings = ServerSettings()
 

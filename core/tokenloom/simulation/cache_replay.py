@@ -26,8 +26,7 @@ class CacheReplayResult:
 
     Attributes:
         num_requests, num_references, num_hits: of the trace.
-        num_distinct: different ids in it; the best hit ratio, with endless memory, is 1 - num_distinct / num_references
-            when every id follows the same ids everywhere.
+        num_distinct: different ids in it; with endless memory, the hit ratio is 1 - num_distinct / num_references.
         num_evicted: blocks evicted.
         num_cached: blocks in the cache at the end.
     """
@@ -54,18 +53,36 @@ class CacheReplay:
     many as it lacks, and taken back after it, which evicts exactly what exceeds the capacity.
     """
 
-    def __init__(self, config: CacheConfig, num_blocks: int, longest_chain: int, plugin: str = "cache") -> None:
-        """`num_blocks`: capacity, the null block included; `plugin` names the cache in errors."""
+    def __init__(
+        self,
+        config: CacheConfig,
+        num_blocks: int,
+        longest_chain: int,
+        plugin: str = "cache",
+        *,
+        num_distinct: int | None = None,
+    ) -> None:
+        """What is to be served.
+
+        Args:
+            config: of the cache.
+            num_blocks: capacity, the null block included.
+            longest_chain: most ids of a request.
+            plugin: names the cache in errors.
+            num_distinct: different ids of all requests together, if known: an ample cache then takes no more memory
+                than they need.
+        """
         # The cache is told its capacity, not the size of the pool: policies divide it up.
         cache = config.build(CacheContext(config.block_size, num_blocks, longest_chain * config.block_size + 1))
-        self._pool = KVPool(num_blocks + longest_chain, cache, plugin)
+        most = num_blocks if num_distinct is None else min(num_blocks, max(2, num_distinct + 1))
+        self._pool = KVPool(most + longest_chain, cache, plugin)
         self._request = Request("replay", [0], SamplingParams(), seed=0, max_total_tokens=1)
         self._ballast = self._pool.allocate(longest_chain, 0.0)
         self._block_of: dict[int, int] = {}
         self._id_in: dict[int, int] = {}
 
     def serve(self, block_ids: Sequence[int], now_s: float) -> int:
-        """Serves one request; returns its hits."""
+        """Serves one request; returns its hits. An id stands for all before it: it follows the same one everywhere."""
         pool, request = self._pool, self._request
         pool.next_tick()
         keys = [_key(block_id) for block_id in block_ids]
@@ -118,7 +135,9 @@ def replay_cache(
     progress: Callable[[int], None],
 ) -> CacheReplayResult:
     """Replays all chains; `progress` is told the number of requests so far."""
-    replay = CacheReplay(config, num_blocks, max(len(chain.block_ids) for chain in chains), plugin)
+    num_distinct = len({block_id for chain in chains for block_id in chain.block_ids})
+    longest = max(len(chain.block_ids) for chain in chains)
+    replay = CacheReplay(config, num_blocks, longest, plugin, num_distinct=num_distinct)
     num_hits = 0
     for number, chain in enumerate(chains, start=1):
         num_hits += replay.serve(chain.block_ids, chain.arrival_s)
@@ -127,7 +146,7 @@ def replay_cache(
         num_requests=len(chains),
         num_references=sum(len(chain.block_ids) for chain in chains),
         num_hits=num_hits,
-        num_distinct=len({block_id for chain in chains for block_id in chain.block_ids}),
+        num_distinct=num_distinct,
         num_evicted=replay.num_evicted,
         num_cached=replay.num_cached,
     )

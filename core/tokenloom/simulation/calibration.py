@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import final
@@ -13,7 +15,7 @@ import torch
 from pydantic import PrivateAttr
 
 from tokenloom.batch import StepPlan
-from tokenloom.clock import MonotonicClock
+from tokenloom.clock import Clock, MonotonicClock
 from tokenloom.compose import ComposedConfig
 from tokenloom.engine import Engine
 from tokenloom.errors import ConfigError
@@ -32,7 +34,15 @@ from tokenloom.simulation.timed_request import TimedRequest
 __all__ = ["CalibrationPlan", "Measured", "Workout", "describe_device", "measure_steps", "plan_workouts", "recorded"]
 
 _NUM_OUTPUTS = 6
-"""Tokens that each request of a workout generates: as many decode steps, less one."""
+"""Tokens that the first request of a workout generates; later ones some more, so that rows become fewer by and by."""
+_NUM_ENDINGS = 16
+"""Steps at which requests of a workout end, at most."""
+_MOST_LATE = 8
+_SPREAD = 0.5
+"""The shortest prompt of a workout is so much shorter than the longest."""
+_GOLDEN_RATIO = 0.5 * (math.sqrt(5.0) - 1.0)
+_SURE_TOKENS, _MOST_TOKENS = 4, 16
+"""Times the longest prompt: tokens of the largest workout that is run in any case, and of those that may be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +56,37 @@ class CalibrationPlan:
 
 @dataclass(frozen=True, slots=True)
 class Workout:
-    """Requests of one length that start together."""
+    """Requests that start together, but for some that join one by one, with prompts of half to the whole of a length.
+
+    As in a real batch, none is like the next one, and they end one after the other: kernels that pad rows to the
+    longest have something to pad, and there are steps with any number of rows, and with a prompt among them.
+    """
 
     num_requests: int
     num_prompt_tokens: int
+
+    def requests(self) -> list[TimedRequest]:
+        """The requests; equal workouts give equal ones."""
+        num_endings = min(self.num_requests, _NUM_ENDINGS)
+        return [
+            TimedRequest(
+                arrival_s=0.0,
+                # Fractions of multiples of the golden ratio lie evenly however many there are.
+                num_prompt_tokens=math.ceil(self.num_prompt_tokens * (1.0 - _SPREAD * (number * _GOLDEN_RATIO % 1.0))),
+                num_output_tokens=_NUM_OUTPUTS + number * num_endings // self.num_requests,
+            )
+            for number in range(self.num_requests)
+        ]
+
+    @property
+    def num_late(self) -> int:
+        """How many of the last ones join later, one in each step."""
+        return min(self.num_requests // 4, _MOST_LATE)
+
+    @property
+    def num_tokens(self) -> int:
+        """Of all its requests, outputs included."""
+        return sum(request.num_prompt_tokens + request.num_output_tokens for request in self.requests())
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,25 +138,21 @@ class _Recording(Executor):
         self._inner.close()
 
 
-def plan_workouts(engine: Engine, plan: CalibrationPlan, max_num_seqs: int) -> list[Workout]:
-    """Workouts that fit this engine, the cheapest first; every prompt length meets every number of requests."""
-    room = min(engine.limits.max_kv_tokens, engine.limits.max_model_len) - _NUM_OUTPUTS
+def plan_workouts(engine: Engine, plan: CalibrationPlan) -> list[Workout]:
+    """Workouts that fit this engine, the cheapest first; prompt lengths meet numbers of requests."""
+    capacity = engine.limits.max_kv_tokens
+    room = min(capacity, engine.limits.max_model_len) - _NUM_OUTPUTS - _NUM_ENDINGS
     longest = min(plan.longest_prompt, room)
     prompts = [length for length in _powers(4, 16) if length < longest] + [longest]
-    most = min(plan.most_running, max_num_seqs)
-    counts = [count for count in _powers(2, 1) if count < most] + [most]
-    capacity = engine.limits.max_kv_tokens
-    workouts = [
-        Workout(count, length)
-        for count, length in itertools.product(counts, prompts)
-        if count * (length + 2 * _NUM_OUTPUTS) <= min(capacity, 4 * plan.longest_prompt)
-    ]
-    if len(workouts) < 4:
+    counts = [count for count in _powers(2, 1) if count < plan.most_running] + [plan.most_running]
+    workouts = [Workout(count, length) for count, length in itertools.product(counts, prompts)]
+    fitting = [w for w in workouts if w.num_tokens <= min(capacity, _MOST_TOKENS * plan.longest_prompt)]
+    if len(fitting) < 4:
         raise ConfigError(
-            f"only {len(workouts)} workouts fit {capacity} tokens of KV memory and longest_prompt="
+            f"only {len(fitting)} workouts fit {capacity} tokens of KV memory and longest_prompt="
             f"{plan.longest_prompt}; raise longest_prompt, most_running or cache.num_blocks"
         )
-    return sorted(workouts, key=lambda workout: workout.num_requests * workout.num_prompt_tokens)
+    return sorted(fitting, key=lambda workout: workout.num_tokens)
 
 
 def _powers(base: int, first: int) -> Iterator[int]:
@@ -130,57 +163,89 @@ def measure_steps(
     engine: Engine,
     recording: RecordingConfig,
     workouts: Sequence[Workout],
-    seconds: float,
+    plan: CalibrationPlan,
     spans: Sequence[AttentionSpan],
     progress: Callable[[float], None],
+    clock: Clock | None = None,
 ) -> Measured:
-    """Runs workouts in turn until the time is over, all of them once at least. Every fourth one is held out.
+    """Runs workouts in turn, as long as the next one will be over in time. Every fourth one is held out.
+
+    Small ones run once in any case. Large ones are worth most, since real batches are large, and come next.
 
     Args:
         engine: built with `recording`; idle.
         recording: knows what each step did.
         workouts: from `plan_workouts`.
-        seconds: how long to go on.
+        plan: how much to measure.
         spans: how far the layers look back, of the preset to be made.
         progress: told the seconds so far.
+        clock: real time by default.
     """
-    factory = RequestFactory(engine.limits, (), 0, MonotonicClock())
-    prompts = PromptMaker(engine.facts.vocab_size)
-    measured = Measured([], [])
-    start_s = time.perf_counter()
-    _run(engine, recording, factory, prompts, workouts[0], spans)  # warms up
-    for number in itertools.count():
-        index = number % len(workouts)
-        elapsed_s = time.perf_counter() - start_s
-        progress(elapsed_s)
-        if number >= len(workouts) and elapsed_s >= seconds:
-            return measured
-        steps = _run(engine, recording, factory, prompts, workouts[index], spans)
-        (measured.held_out if index % 4 == 2 else measured.fitted).extend(steps)
-    raise AssertionError("unreachable")
+    gauge = _Gauge(engine, recording, spans, MonotonicClock() if clock is None else clock)
+    measured, took_s = Measured([], []), dict[Workout, float]()
+    start_s = gauge.now()
+    gauge.run(workouts[0])  # warms up
+    is_first_round, num_run = True, 1
+    while num_run:
+        num_run = 0
+        for index, workout in enumerate(workouts):
+            before_s = gauge.now()
+            progress(before_s - start_s)
+            is_sure = is_first_round and workout.num_tokens <= _SURE_TOKENS * plan.longest_prompt
+            if not is_sure and before_s - start_s + _expected_s(workout, took_s) >= plan.seconds:
+                continue
+            (measured.held_out if index % 4 == 2 else measured.fitted).extend(gauge.run(workout))
+            took_s[workout] = gauge.now() - before_s
+            num_run += 1
+        is_first_round = False
+    return measured
 
 
-def _run(
-    engine: Engine,
-    recording: RecordingConfig,
-    factory: RequestFactory,
-    prompts: PromptMaker,
-    workout: Workout,
-    spans: Sequence[AttentionSpan],
-) -> list[MeasuredStep]:
-    params = SamplingParams(temperature=0.0, max_tokens=_NUM_OUTPUTS, ignore_eos=True)
-    timed = TimedRequest(0.0, workout.num_prompt_tokens, _NUM_OUTPUTS)
-    for _ in range(workout.num_requests):
-        engine.add_request(factory.make(prompts.make(timed), params)[0])
-    steps: list[MeasuredStep] = []
-    recording.take_plans()
-    while engine.has_work():
-        start_s = time.perf_counter()
-        engine.step()
-        duration_s = time.perf_counter() - start_s
-        (plan,) = recording.take_plans()
-        steps.append(MeasuredStep(step_shape(plan, spans), duration_s))
-    return steps
+def _expected_s(workout: Workout, took_s: Mapping[Workout, float]) -> float:
+    """What it took, or what its tokens take at the pace of the largest one so far."""
+    if workout in took_s:
+        return took_s[workout]
+    largest = max(took_s, key=lambda other: other.num_tokens)
+    return took_s[largest] * workout.num_tokens / largest.num_tokens
+
+
+@final
+class _Gauge:
+    """An engine with a watch beside it."""
+
+    def __init__(
+        self, engine: Engine, recording: RecordingConfig, spans: Sequence[AttentionSpan], clock: Clock
+    ) -> None:
+        self._engine = engine
+        self._recording = recording
+        self._spans = spans
+        self._clock = clock
+        self._factory = RequestFactory(engine.limits, (), 0, MonotonicClock())
+        self._prompts = PromptMaker(engine.facts.vocab_size)
+
+    def now(self) -> float:
+        return self._clock.now()
+
+    def run(self, workout: Workout) -> list[MeasuredStep]:
+        """Runs a workout to its end; returns what each step did, and how long it took."""
+        coming = deque(workout.requests())
+        while len(coming) > workout.num_late:
+            self._add(coming.popleft())
+        steps: list[MeasuredStep] = []
+        self._recording.take_plans()
+        while self._engine.has_work():
+            start_s = self.now()
+            self._engine.step()
+            duration_s = self.now() - start_s
+            (plan,) = self._recording.take_plans()
+            steps.append(MeasuredStep(step_shape(plan, self._spans), duration_s))
+            if coming:
+                self._add(coming.popleft())
+        return steps
+
+    def _add(self, timed: TimedRequest) -> None:
+        params = SamplingParams(temperature=0.0, max_tokens=timed.num_output_tokens, ignore_eos=True)
+        self._engine.add_request(self._factory.make(self._prompts.make(timed), params)[0])
 
 
 def describe_device(facts: ModelFacts, model_path: Path, config: ComposedConfig, name: str) -> DevicePreset:

@@ -6,7 +6,7 @@ import math
 import random
 from dataclasses import dataclass
 
-from tokenloom.simulation.timed_request import TimedRequest
+from tokenloom.simulation.timed_request import MOST_TOKENS, TimedRequest
 
 __all__ = ["LoadShape", "generate_load"]
 
@@ -21,7 +21,7 @@ class LoadShape:
             burstier (coefficient of variation 1 / sqrt(burstiness)), more is steadier.
         prompt_tokens: mean length of what a request shares with nobody, at least 1.
         output_tokens: mean output, at least 1.
-        length_spread: coefficient of variation of both lengths (log-normal); 0 makes all alike.
+        length_spread: coefficient of variation of both lengths (log-normal, cut at MOST_TOKENS); 0 makes all alike.
         shared_prefix_tokens: length of the prefix that stands before it.
         num_prefixes: different prefixes; each request draws one.
     """
@@ -62,4 +62,4 @@ def _length(draw: random.Random, mean: int, spread: float) -> int:
     if spread == 0.0:
         return mean
     sigma = math.sqrt(math.log1p(spread**2))
-    return max(1, round(draw.lognormvariate(math.log(mean) - sigma**2 / 2, sigma)))
+    return max(1, min(MOST_TOKENS, round(draw.lognormvariate(math.log(mean) - sigma**2 / 2, sigma))))

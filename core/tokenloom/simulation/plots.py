@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tokenloom.errors import ConfigError
+from tokenloom.bench.plot_file import blank_figure
 from tokenloom.simulation.report import TARGETS, strict_latency
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
 
-__all__ = ["PlottedRun", "by_line", "check_plotting", "draw_runs"]
+__all__ = ["PlottedRun", "by_line", "draw_runs"]
 
-_SUFFIXES = (".png", ".svg", ".pdf")
 _STYLES = ("o-", "s--", "^-.", "v:", "D-", "x--", "P-.", "*:")
 """Of lines, so that equal ones can be told apart where one hides the other."""
 
@@ -40,14 +38,6 @@ class PlottedRun:
     rate: float | None
 
 
-def check_plotting(path: Path) -> None:
-    """Raises ConfigError if no plot could be drawn to this file."""
-    if path.suffix not in _SUFFIXES:
-        raise ConfigError(f"plot={path}: its name must end in {' or '.join(_SUFFIXES)}")
-    if find_spec("matplotlib") is None:
-        raise ConfigError(f"plot={path} needs matplotlib, which is not installed: pip install 'tokenloom[plot]'")
-
-
 def by_line(runs: Mapping[str, PlottedRun]) -> dict[str, dict[float, PlottedRun]]:
     """Runs by line and rate, rates ascending; empty unless at least two rates were asked for."""
     lines: dict[str, dict[float, PlottedRun]] = {}
@@ -64,13 +54,8 @@ def draw_runs(runs: Mapping[str, PlottedRun], path: Path) -> None:
     With two rates or more: p99 of TTFT and TPOT, and goodput, against the rate. Else the share of requests below each
     TTFT and TPOT. Targets are dashed.
     """
-    # Imported here: matplotlib is optional, and slow to load.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     is_rate_sweep = bool(by_line(runs))
-    figure = Figure(figsize=(14, 5) if is_rate_sweep else (10, 5), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = blank_figure(14 if is_rate_sweep else 10, 5)
     axes = figure.subplots(1, 3 if is_rate_sweep else 2)
     targets = next(iter(runs.values())).result["slo"]
     for axis, (key, name) in zip(axes[:2], TARGETS.items(), strict=True):

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-__all__ = ["TimedRequest", "mean_rate", "scale_arrivals"]
+__all__ = ["MOST_TOKENS", "TimedRequest", "mean_rate", "scale_arrivals"]
+
+MOST_TOKENS = 10_000_000
+"""Longest prompt or output of a workload: more than any context holds, and few enough to be made."""
 
 
 @dataclass(frozen=True, slots=True)

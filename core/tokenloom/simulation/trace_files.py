@@ -15,20 +15,18 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import islice, pairwise
 from pathlib import Path
-from typing import Annotated, ClassVar, TypeVar
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field
 
 from tokenloom.bench.workload import read_workload
 from tokenloom.errors import ConfigError
-from tokenloom.settings_validation import located_fault
-from tokenloom.simulation.timed_request import TimedRequest
+from tokenloom.simulation.timed_request import MOST_TOKENS, TimedRequest
+from tokenloom.simulation.workload_lines import WorkloadLine, parse_line, read_lines
 
 __all__ = ["MOONCAKE_BLOCK_TOKENS", "BlockChain", "read_block_chains", "read_requests", "spread_buckets"]
 
 MOONCAKE_BLOCK_TOKENS = 512
-
-_Line = TypeVar("_Line", bound=BaseModel)
 
 _AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 
@@ -41,17 +39,15 @@ class BlockChain:
     block_ids: tuple[int, ...]
 
 
-class _ChainLine(BaseModel):
-    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="ignore", strict=True)
-
-    timestamp: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] = 0.0
+class _ChainLine(WorkloadLine):
+    timestamp: Annotated[float, Field(ge=0.0)] = 0.0
     hash_ids: tuple[Annotated[int, Field(ge=0, lt=2**63)], ...]
 
 
 class _MooncakeLine(_ChainLine):
-    timestamp: Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
-    input_length: Annotated[int, Field(ge=1)]
-    output_length: Annotated[int, Field(ge=1)]
+    timestamp: Annotated[float, Field(ge=0.0)]
+    input_length: Annotated[int, Field(ge=1, le=MOST_TOKENS)]
+    output_length: Annotated[int, Field(ge=1, le=MOST_TOKENS)]
 
 
 def read_requests(path: Path, *, limit: int | None = None, seed: int = 0) -> list[TimedRequest]:
@@ -84,12 +80,12 @@ def read_block_chains(path: Path, *, limit: int | None = None) -> list[BlockChai
     """Reads the `hash_ids` (and the timestamps, if there are any) of a Mooncake trace, in the order of the file.
 
     Raises:
-        ConfigError: the file cannot be read; names the file, the line and what is wrong.
+        ConfigError: the file cannot be read, or an id does not follow the same id everywhere; names the file, the line
+            and what is wrong.
     """
     if path.suffix != ".jsonl":
         raise ConfigError(f"workload={path}: a replay of the cache needs hash_ids; name a Mooncake trace (.jsonl)")
-    lines = (_parse(path, number, text, _ChainLine) for number, text in _lines(path))
-    chains = [BlockChain(line.timestamp / 1000, line.hash_ids) for line in islice(lines, limit)]
+    chains = list(islice(_chains(path), limit))
     if not chains:
         raise ConfigError(f"workload={path} has no requests")
     return chains
@@ -116,28 +112,75 @@ def spread_buckets(requests: Sequence[TimedRequest], seed: int) -> list[TimedReq
     return [replace(request, arrival_s=time_s) for request, time_s in zip(requests, spread, strict=True)]
 
 
+def _chains(path: Path) -> Iterator[BlockChain]:
+    # What stands before each id, and the line that says so first. One that follows two others is no id of a prefix:
+    # whatever a cache found under it, its ratio of hits would mean nothing.
+    known: dict[int, tuple[int | None, int]] = {}
+    for number, text in read_lines(path):
+        line = parse_line(path, number, text, _ChainLine)
+        before: int | None = None
+        for block_id in line.hash_ids:
+            first, first_number = known.setdefault(block_id, (before, number))
+            if first != before:
+                raise ConfigError(
+                    f"workload={path}: line {number}: hash_ids: {block_id} {_place(before)} here, but {_place(first)} "
+                    f"on line {first_number}; an id stands for a block and all before it, so it follows the same id "
+                    "everywhere: make each from the block's tokens and the id before it"
+                )
+            before = block_id
+        yield BlockChain(line.timestamp / 1000, line.hash_ids)
+
+
+def _place(before: int | None) -> str:
+    return "comes first" if before is None else f"follows {before}"
+
+
 def _azure(path: Path) -> Iterator[TimedRequest]:
+    lines = read_lines(path)
+    if _cells(path, *next(lines, (1, ""))) != list(_AZURE_COLUMNS):
+        raise ConfigError(f"workload={path}: line 1: expected the columns {','.join(_AZURE_COLUMNS)}")
     start: datetime | None = None
-    for number, row in enumerate(csv.reader(text for _, text in _lines(path)), start=1):
-        if number == 1:
-            if tuple(row) != _AZURE_COLUMNS:
-                raise ConfigError(f"workload={path}: line 1: expected the columns {','.join(_AZURE_COLUMNS)}")
-            continue
+    for number, text in lines:
+        cells = _cells(path, number, text)
+        if len(cells) != len(_AZURE_COLUMNS):
+            raise ConfigError(
+                f"workload={path}: line {number}: expected a value for each of {','.join(_AZURE_COLUMNS)}, got "
+                f"{text.strip()!r:.80}"
+            )
         try:
-            time, num_prompt, num_output = datetime.fromisoformat(row[0]), int(row[1]), int(row[2])
+            time = datetime.fromisoformat(cells[0])
             # Two clocks in one file would be a fault of the file, too.
             start = time if start is None else start
             arrival_s = (time - start).total_seconds()
-        except (ValueError, IndexError, TypeError) as error:
-            raise ConfigError(f"workload={path}: line {number}: {error}") from error
-        if num_prompt < 1 or num_output < 1:
-            raise ConfigError(f"workload={path}: line {number}: lengths must be at least 1, got {row[1]} and {row[2]}")
+        except (ValueError, TypeError) as error:
+            raise ConfigError(f"workload={path}: line {number}: {_AZURE_COLUMNS[0]}: {error}") from error
+        num_prompt, num_output = (
+            _length(path, number, name, cell) for name, cell in zip(_AZURE_COLUMNS[1:], cells[1:], strict=True)
+        )
         yield TimedRequest(arrival_s, num_prompt, num_output)
 
 
+def _cells(path: Path, number: int, text: str) -> list[str]:
+    try:
+        return next(csv.reader([text]), [])
+    except csv.Error as error:
+        raise ConfigError(f"workload={path}: line {number}: {error}") from error
+
+
+def _length(path: Path, number: int, name: str, cell: str) -> int:
+    word = cell.strip()
+    # Longer numbers are too large in any case, and Python refuses to read very long ones.
+    length = int(word) if word.isascii() and word.isdigit() and len(word) <= len(str(MOST_TOKENS)) else 0
+    if not 1 <= length <= MOST_TOKENS:
+        raise ConfigError(
+            f"workload={path}: line {number}: {name} must be a whole number from 1 to {MOST_TOKENS}, got {cell!r:.40}"
+        )
+    return length
+
+
 def _mooncake(path: Path) -> Iterator[TimedRequest]:
-    for number, text in _lines(path):
-        line = _parse(path, number, text, _MooncakeLine)
+    for number, text in read_lines(path):
+        line = parse_line(path, number, text, _MooncakeLine)
         yield TimedRequest(
             line.timestamp / 1000, line.input_length, line.output_length, line.hash_ids, MOONCAKE_BLOCK_TOKENS
         )
@@ -146,24 +189,3 @@ def _mooncake(path: Path) -> Iterator[TimedRequest]:
 def _workload(path: Path) -> Iterator[TimedRequest]:
     for item in read_workload(path):
         yield TimedRequest(0.0, len(item.prompt), item.max_tokens, token_ids=tuple(item.prompt))
-
-
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Lines that are not empty, with their numbers."""
-    try:
-        with path.open(encoding="utf-8") as file:
-            for number, text in enumerate(file, start=1):
-                if text.strip():
-                    yield number, text
-    except OSError as error:
-        raise ConfigError(f"workload={path}: {error.strerror or error}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"workload={path} is not text: {error}") from error
-
-
-def _parse(path: Path, number: int, text: str, kind: type[_Line]) -> _Line:
-    try:
-        return kind.model_validate_json(text)
-    except ValidationError as error:
-        fault = located_fault(error.errors(include_url=False)[0], "the line")
-        raise ConfigError(f"workload={path}: line {number}: {fault}") from error

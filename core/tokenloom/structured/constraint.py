@@ -24,8 +24,11 @@ __all__ = ["CompiledGrammar", "GrammarConstraint", "short_error"]
 _log = logging.getLogger(__name__)
 _MAX_MESSAGE_CHARS = 500
 # Ordinary masks take a twentieth of this; in some grammars a token costs more the longer the text is.
-_ALLOWED_S, _ALLOWED_PER_MASK_S = 0.5, 0.003
+_ALLOWED_S, _ALLOWED_PER_MASK_S = 0.2, 0.003
+_MOST_RENEWAL_S = 0.05
+"""A grammar that took longer to compile is not compiled again while others wait."""
 _Result = TypeVar("_Result")
+BuildMatcher = Callable[[GrammarSpec, TokenVocabulary], tuple[LLMatcher, float]]
 # How the library's messages begin; its stop reasons do not tell these apart.
 _LEXER_LIMIT = "lexer error"
 _NO_TEXT = "NoExtension"
@@ -33,15 +36,20 @@ _NO_TEXT = "NoExtension"
 
 @final
 class CompiledGrammar:
-    """A grammar that was compiled for a vocabulary. Pickled as what it was made of, and compiled again."""
+    """A grammar that was compiled for a vocabulary. Pickled as what it was made of, and compiled again.
 
-    def __init__(
-        self, spec: GrammarSpec, vocabulary: TokenVocabulary, build: Callable[[GrammarSpec, TokenVocabulary], LLMatcher]
-    ) -> None:
+    Attributes:
+        is_spent: a limit that all its cursors share was met, and it must be compiled anew.
+        build_s: CPU time that compiling took.
+    """
+
+    def __init__(self, spec: GrammarSpec, vocabulary: TokenVocabulary, build: BuildMatcher) -> None:
+        """`build` returns a matcher, and the CPU time that it took, seconds."""
         self.spec = spec
         self.vocabulary = vocabulary
+        self.is_spent = False
         self._build = build
-        self._matcher = build(spec, vocabulary)
+        self._matcher, self.build_s = build(spec, vocabulary)
 
     def __reduce__(self) -> tuple[type[CompiledGrammar], tuple[object, ...]]:
         return CompiledGrammar, (self.spec, self.vocabulary, self._build)
@@ -50,9 +58,15 @@ class CompiledGrammar:
         """A matcher in the initial state."""
         return self._matcher.deep_copy()
 
-    def renew(self) -> None:
-        """Compiles once more: copies of a matcher share their lexer's states, whose number is limited for all."""
-        self._matcher = self._build(self.spec, self.vocabulary)
+    def renew(self) -> bool:
+        """Compiles once more: copies of a matcher share their lexer's states, whose number is limited for all.
+
+        Returns whether it did; if that takes too long, whoever asks for this grammar next has to.
+        """
+        self.is_spent = self.build_s > _MOST_RENEWAL_S
+        if not self.is_spent:
+            self._matcher, self.build_s = self._build(self.spec, self.vocabulary)
+        return not self.is_spent
 
 
 @final
@@ -89,6 +103,11 @@ class GrammarConstraint(LogitsConstraint):
     def __reduce__(self) -> tuple[Callable[..., GrammarConstraint], tuple[object, ...]]:
         return _restored, (self._grammar, tuple(self._token_ids), self._is_terminated)
 
+    @property
+    def is_spent(self) -> bool:
+        """See `CompiledGrammar`."""
+        return self._grammar.is_spent
+
     def check_beginning(self) -> None:
         """Raises RequestError if no token is legal here, for a cursor in the initial state."""
         if self._legal().any():
@@ -122,9 +141,8 @@ class GrammarConstraint(LogitsConstraint):
             self._is_terminated = True
             return True
         num_taken = self._timed(lambda: self._matcher.try_consume_tokens([token_id]))
-        if self._has_met_shared_limit:
-            self._renew()
-            num_taken = self._matcher.try_consume_tokens([token_id])
+        if self._has_met_shared_limit and self._timed(self._renew):
+            num_taken = self._timed(lambda: self._matcher.try_consume_tokens([token_id]))
         # A legal token that meets a limit counts as taken; nothing is legal behind it.
         is_taken = num_taken == 1 or self._matcher.is_error()
         if is_taken:
@@ -161,9 +179,8 @@ class GrammarConstraint(LogitsConstraint):
             )
         self._num_masks += 1
         bits = self._timed(self._matcher.compute_bitmask)
-        if self._has_met_shared_limit:
-            self._renew()
-            bits = self._matcher.compute_bitmask()
+        if self._has_met_shared_limit and self._timed(self._renew):
+            bits = self._timed(self._matcher.compute_bitmask)
         if self._matcher.is_error():
             return self._nothing(short_error(self._matcher))
         legal = np.unpackbits(np.frombuffer(bits, np.uint8), count=num_tokens, bitorder="little")
@@ -185,9 +202,14 @@ class GrammarConstraint(LogitsConstraint):
     def _has_met_shared_limit(self) -> bool:
         return self._matcher.is_error() and _LEXER_LIMIT in self._matcher.get_error()
 
-    def _renew(self) -> None:
-        self._grammar.renew()
+    def _renew(self) -> bool:
+        """Goes on with a matcher that has all its limits before it, if there is one."""
+        if not self._grammar.renew():
+            return False
+        # Another thread has compiled it, for which this one has waited.
+        self._taken_s += self._grammar.build_s
         self._matcher = self._replayed()
+        return True
 
     def _replayed(self) -> LLMatcher:
         matcher = self._grammar.start()

@@ -8,13 +8,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from decimal import Decimal
+from itertools import groupby
 from typing import Any
 
 from tokenloom.errors import RequestError, did_you_mean
+from tokenloom.structured.schema_places import check_place
 
-__all__ = ["MAX_PATTERN_CHARS", "check_schema"]
+__all__ = ["MAX_OPTIONAL_KEYS", "MAX_PATTERN_CHARS", "check_schema"]
 
 MAX_PATTERN_CHARS = 4096
+MAX_OPTIONAL_KEYS = 250
+"""In a row: any of them may come next, so each is looked at, at each place where an object may go on."""
 _MAX_MULTIPLE = 10_000
 
 _SCHEMA = frozenset(
@@ -60,6 +64,8 @@ def check_schema(schema: Any) -> None:
         is_combined = is_combined or not _COMBINING.isdisjoint(node)
         _check_pattern(node, where)
         _check_num_properties(node, where)
+        _check_num_optional(node, where)
+        check_place(schema, node, where)
         _check_digits([node[word] for word in _NUMBERS & node.keys()], where)
         if "multipleOf" in node:
             multiples.append(_multiple(node["multipleOf"], where))
@@ -97,6 +103,20 @@ def _check_num_properties(node: dict[str, Any], where: str) -> None:
         raise RequestError(
             f"{where}: minProperties={least} cannot be kept: at most {num_fixed + 1} different keys are sure, those in "
             f"'required' and one more. Name the keys in 'properties' and 'required'"
+        )
+
+
+def _check_num_optional(node: dict[str, Any], where: str) -> None:
+    properties, required = node.get("properties"), node.get("required")
+    if not isinstance(properties, dict) or len(properties) <= MAX_OPTIONAL_KEYS:
+        return
+    always = {name for name in required if isinstance(name, str)} if isinstance(required, list) else set()
+    runs = (len(list(run)) for is_fixed, run in groupby(properties, always.__contains__) if not is_fixed)
+    longest = max(runs, default=0)
+    if longest > MAX_OPTIONAL_KEYS:
+        raise RequestError(
+            f"{where}: {longest} optional keys follow each other in 'properties', at most {MAX_OPTIONAL_KEYS} are "
+            "allowed; name more of them in 'required', or put some into an object of their own"
         )
 
 

@@ -14,15 +14,15 @@ from pydantic import ConfigDict
 
 from tokenloom.interfaces.contract import PluginChoice
 from tokenloom.interfaces.ledger import Grant, Ledger
-from tokenloom.interfaces.scheduler import Scheduler, SchedulerContext, SchedulerView
+from tokenloom.interfaces.scheduler import SchedulerContext, SchedulerView
 from tokenloom.interfaces.scheduling_policy import AdmissionConfig, AdmissionPolicy
-from tokenloom.plugins import default_registry
 from tokenloom.request import Request
 from tokenloom.testing.desk import Desk
 from tokenloom.testing.engine_harness import EngineHarness
+from tokenloom.testing.engine_under_fcfs import engine_under_fcfs
 from tokenloom.testing.footprint import footprint_bytes
 from tokenloom.testing.random_tests import RANDOM
-from tokenloom.testing.suite import PluginSuite, build_choice
+from tokenloom.testing.suite import PluginSuite
 from tokenloom.testing.surroundings import CLOCKS, clock_at
 from tokenloom.testing.workloads import BUSY, SaltedId, Workload, play, workloads
 
@@ -128,22 +128,7 @@ class AdmissionSuite(PluginSuite):
     def engine(self, workload: Workload, policy: AdmissionPolicy | None = None) -> EngineHarness:
         """An engine of the workload's size, under the built-in scheduler with this policy, or a new one."""
         config = self.make_config() if policy is None else _Given(policy=policy)
-        admission = PluginChoice(self.kind, self.info.name, config)
-        fcfs = default_registry().get("scheduler", "fcfs").info
-
-        def build(context: SchedulerContext) -> Scheduler:
-            scheduler = build_choice(fcfs, {"admission": admission}).build(context)
-            assert isinstance(scheduler, Scheduler), f"{scheduler!r}"
-            return scheduler
-
-        return EngineHarness(
-            num_blocks=(workload.num_blocks,),
-            block_size=workload.block_size,
-            cache=workload.cache,
-            max_num_seqs=workload.max_num_seqs,
-            budget=workload.budget,
-            scheduler=build,
-        )
+        return engine_under_fcfs(workload, PluginChoice(self.kind, self.info.name, config))
 
 
 @final

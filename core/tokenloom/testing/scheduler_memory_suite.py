@@ -6,9 +6,10 @@ from functools import partial
 
 import pytest
 
+from tokenloom.batch import PreemptMode
 from tokenloom.testing.desk import Desk
 from tokenloom.testing.footprint import footprint_bytes
-from tokenloom.testing.scheduler_rig import SchedulerRig, request_in_state
+from tokenloom.testing.scheduler_rig import SchedulerRig, assert_equal_runs, request_in_state
 from tokenloom.testing.workloads import BUSY, Workload, play
 
 __all__ = ["BLOCK", "TINY", "SchedulerMemorySuite"]
@@ -69,19 +70,34 @@ class SchedulerMemorySuite(SchedulerRig):
         assert not plan.preemptions, f"{plan}"
         assert "a" not in plan.num_scheduled_tokens, f"{plan}"
 
+    @pytest.mark.parametrize("mode", list(PreemptMode))
     @pytest.mark.parametrize("cache", ["hash", "none"])
-    def test_a_preempted_request_goes_on_where_it_was(self, cache: str) -> None:
+    def test_a_preempted_request_goes_on_where_it_was(self, cache: str, mode: PreemptMode) -> None:
         """A request that was preempted, at one of its output positions, did not come back or went on with other tokens.
 
-        The preemption is not of the scheduler's making; it learns of it by `RequestPreempted`, as of any other. What a
-        request needs follows from `ledger.need`, never from whether it has output.
+        The preemption is not of the scheduler's making; it learns of it by `RequestPreempted`, as of any other. Who
+        waits may be PREEMPTED or SWAPPED. What a request needs follows from `ledger.need`, never from its output.
         """
         for position in range(1, 2 * BLOCK + 2):
-            harness, _ = self.engine(Workload((), 32, BLOCK, 16, 4, cache=cache), preempts=("victim", position))
+            harness, _ = self.engine(Workload((), 32, BLOCK, 16, 4, cache=cache), preempts=("victim", position, mode))
             victim = harness.request("victim", range(BLOCK + 1), 3 * BLOCK)
             harness.run(harness.request("companion", range(50, 53), 12 * BLOCK), victim)
             assert victim.num_preemptions > 0, f"nothing was preempted at output position {position}"
             harness.check_truth()
+
+    def test_a_preemption_told_again_changes_nothing(self) -> None:
+        """The same traffic was planned in another way when each preemption was told twice.
+
+        It is told again of a request that waits and loses blocks that it had kept. Let what is kept by request follow
+        from where the request stands: a second entry in a queue of your own is one too many.
+        """
+        for victim in ("r0", "r1", "r4"):
+            runs, preempts = [], (victim, 1, PreemptMode.RECOMPUTE)
+            for tells_twice in (False, True):
+                harness, watched = self.engine(TINY, tells_twice=tells_twice, preempts=preempts)
+                play(harness, BUSY)
+                runs.append(watched.decisions)
+            assert_equal_runs(*runs)
 
     # ---- endings ----
 
@@ -108,9 +124,9 @@ class SchedulerMemorySuite(SchedulerRig):
     def test_requests_that_ended_take_no_memory(self) -> None:
         """After 200 requests, the scheduler held more memory than after 20, though none was left.
 
-        What is kept by request must go at `RequestFinished`.
+        What is kept by request must go at `RequestFinished`. Each preemption is told twice here, see above.
         """
-        harness, watched = self.engine(TINY)
+        harness, watched = self.engine(TINY, tells_twice=True)
         sizes = []
         for turn in range(20):
             play(harness, BUSY, partial("{1}_{0}".format, turn))

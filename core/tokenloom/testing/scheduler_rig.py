@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from tokenloom.batch import SchedulePlan
+from tokenloom.batch import PreemptMode, SchedulePlan
 from tokenloom.interfaces.scheduler import Scheduler, SchedulerContext
 from tokenloom.request import Request, RequestStatus
 from tokenloom.scheduling.plan_check import check_plan, check_plan_shape
 from tokenloom.testing.desk import Desk
 from tokenloom.testing.engine_harness import ChosenDrafts, EngineHarness, oracle_drafts
 from tokenloom.testing.suite import PluginSuite
-from tokenloom.testing.watched_scheduler import PreemptBetween, WatchedScheduler
+from tokenloom.testing.watched_scheduler import Decision, PreemptBetween, WatchedScheduler
 from tokenloom.testing.workloads import Workload
 
-__all__ = ["SchedulerRig", "request_in_state"]
+__all__ = ["SchedulerRig", "assert_equal_runs", "request_in_state"]
 
 _MAX_MODEL_LEN = 256
+_HOST_BYTES = 10**9
 
 
 class SchedulerRig(PluginSuite):
@@ -45,7 +47,8 @@ class SchedulerRig(PluginSuite):
         workload: Workload,
         *,
         asks_twice: bool = False,
-        preempts: tuple[str, int] | None = None,
+        tells_twice: bool = False,
+        preempts: tuple[str, int, PreemptMode] | None = None,
         **changes: Any,
     ) -> tuple[EngineHarness, WatchedScheduler]:
         """An engine of the workload's size, on which nothing has arrived yet, and the decisions of its scheduler.
@@ -53,13 +56,15 @@ class SchedulerRig(PluginSuite):
         Args:
             workload: its traffic is not played.
             asks_twice: see `WatchedScheduler`.
-            preempts: (request_id, number of output tokens) of a preemption that is forced on the scheduler.
+            tells_twice: the same.
+            preempts: (request_id, number of output tokens, mode) of a preemption that is forced on the scheduler.
             changes: settings of the plugin.
         """
         watched: list[WatchedScheduler] = []
 
         def build(context: SchedulerContext) -> Scheduler:
-            watched.append(WatchedScheduler(self.build(context, **changes), asks_twice=asks_twice))
+            built = self.build(context, **changes)
+            watched.append(WatchedScheduler(built, asks_twice=asks_twice, tells_twice=tells_twice))
             return watched[0] if preempts is None else PreemptBetween(watched[0], *preempts)
 
         most = workload.num_drafts
@@ -71,6 +76,7 @@ class SchedulerRig(PluginSuite):
             budget=self.budget(workload.budget),
             max_model_len=_MAX_MODEL_LEN,
             scheduler=build,
+            host_memory_bytes=_HOST_BYTES,
             draft_policy=ChosenDrafts(lambda *_: most) if most else None,
             drafts=(lambda model: oracle_drafts(model, lambda _, length: length % (most + 1))) if most else None,
         )
@@ -84,6 +90,13 @@ class SchedulerRig(PluginSuite):
         check_plan_shape(plan, "under test")
         check_plan(plan, view, lambda: desk.ledger(defers=False), "under test", num_inflight=num_inflight)
         return plan
+
+
+def assert_equal_runs(first: Sequence[Decision], second: Sequence[Decision]) -> None:
+    """Fails with the first step at which two runs of the same traffic differ."""
+    assert len(first) == len(second), f"{len(first)} steps, then {len(second)}"
+    for one, other in zip(first, second, strict=True):
+        assert one == other, f"first {one}, then {other}"
 
 
 def request_in_state(harness: EngineHarness, state: str, max_steps: int = 60) -> Request | None:

@@ -8,11 +8,13 @@ from typing import ClassVar
 import pytest
 from hypothesis import given
 
+from tokenloom.batch import PreemptMode
 from tokenloom.errors import RequestError
 from tokenloom.request import FinishReason
 from tokenloom.testing.desk import Desk
 from tokenloom.testing.random_tests import RANDOM
 from tokenloom.testing.scheduler_memory_suite import BLOCK, TINY, SchedulerMemorySuite
+from tokenloom.testing.scheduler_rig import assert_equal_runs
 from tokenloom.testing.workloads import BUSY, OUTSIDERS, SaltedId, Workload, outsider_request, play, workloads
 
 __all__ = ["SchedulerSuite"]
@@ -89,9 +91,7 @@ class SchedulerSuite(SchedulerMemorySuite):
             harness, watched = self.engine(TINY)
             play(harness, BUSY, partial(_salted, run))
             runs.append(watched.decisions)
-        assert len(runs[0]) == len(runs[1]), f"{len(runs[0])} steps, then {len(runs[1])}"
-        for first, second in zip(*runs, strict=True):
-            assert first == second, f"first {first}, then {second}"
+        assert_equal_runs(*runs)
 
     # ---- prompts ----
 
@@ -177,6 +177,7 @@ class SchedulerSuite(SchedulerMemorySuite):
         limits = {"slots": (16, 1), "budget": (2, 4)}[load]
         own, others = OUTSIDERS[outsider]
         harness, _ = self.engine(Workload((), 100, BLOCK, *limits))
+        harness.run(outsider_request(harness, "first", others))
         harness.add(harness.request("occupant", [1], 4))
         harness.step()
         waiter = outsider_request(harness, "waiter", own)
@@ -189,6 +190,30 @@ class SchedulerSuite(SchedulerMemorySuite):
                 return
         waited = f"{waiter.num_output_tokens} tokens after {self.max_wait_s} s"
         raise AssertionError(f"a request that is {outsider}, among newcomers who are not, had {waited}")
+
+    @pytest.mark.parametrize("mode", list(PreemptMode))
+    @pytest.mark.parametrize("outsider", OUTSIDERS)
+    def test_a_preempted_request_waits_no_longer_than_stated(self, outsider: str, mode: PreemptMode) -> None:
+        """One was preempted after its first token, and did not end within `max_wait_s`, while others kept coming.
+
+        The preemption is not of the scheduler's making. Who waits may be PREEMPTED or SWAPPED, and its wait goes on.
+        """
+        if "unbounded_wait" in self.capabilities.flags:
+            pytest.skip("unbounded_wait is declared")
+        own, others = OUTSIDERS[outsider]
+        harness, _ = self.engine(Workload((), 100, BLOCK, 16, 1), preempts=("waiter", 1, mode))
+        harness.run(outsider_request(harness, "first", others))
+        waiter = outsider_request(harness, "waiter", own, num_output=2)
+        harness.add(waiter)
+        harness.step()
+        for step in range(int(self.max_wait_s)):
+            harness.add(outsider_request(harness, f"newcomer{step}", others))
+            harness.step()
+            if waiter.is_finished:
+                break
+        waited = f"{waiter.num_output_tokens} of 2 tokens after {self.max_wait_s} s"
+        assert waiter.is_finished, f"a request that is {outsider}, among newcomers who are not, had {waited}"
+        assert waiter.num_preemptions > 0, "nothing was preempted"
 
     def test_all_slots_are_used(self) -> None:
         """Eight short requests waited for eight slots, with ample memory and budget, and never ran all at once.

@@ -2,32 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, fields, replace
 from typing import final
 
+from tokenloom.batch import SchedulePlan
 from tokenloom.errors import OverloadedError, RequestError
-from tokenloom.interfaces.contract import PluginConfig
-from tokenloom.request import FinishReason, Request
+from tokenloom.interfaces.scheduler import Ledger, Scheduler, SchedulerView
+from tokenloom.interfaces.scheduler_events import RequestPreempted, SchedulerEvent
+from tokenloom.request import FinishReason, Request, RequestStatus
 from tokenloom.testing.engine_harness import ChosenDrafts, EngineHarness, oracle_drafts
-from tokenloom.testing.stress_case import StressCase, StressRequest
+from tokenloom.testing.stress_case import StressCase
+from tokenloom.testing.stress_waits import wait_bounds
 
 __all__ = ["StressCounts", "run_case"]
 
-_IN_LINE = frozenset({"fcfs", "slo_adaptive", "static_batch"})
-"""Schedulers that state order of arrival."""
-_AGEING = frozenset({"sjf", "deadline", "prefix_affinity"})
-"""Schedulers that state order of arrival for those that waited longer than `max_wait_s`."""
-_DISPLACING = frozenset({"priority"})
-"""Schedulers that preempt not only for want of memory."""
-_MOST_LEVELS = 2
-"""Between the most and the least urgent priority of the traffic."""
+_WAITS_AGAIN = frozenset({RequestStatus.PREEMPTED, RequestStatus.SWAPPED})
 
 
 @final
 @dataclass(slots=True)
 class StressCounts:
-    """What happened, summed over cases. `worst_wait` is the largest share of its bound that a request waited."""
+    """What happened, summed over cases.
+
+    Of those that ended early (`num_aborted`), `num_aborted_preempted` waited as victims just then. `num_partial` counts
+    how often a victim kept blocks, `num_evicted` the cached blocks that made room. `worst_wait` is the largest share of
+    its bound that a request waited.
+    """
 
     num_cases: int = 0
     num_steps: int = 0
@@ -35,10 +36,13 @@ class StressCounts:
     num_refused: int = 0
     num_overloads: int = 0
     num_aborted: int = 0
+    num_aborted_preempted: int = 0
     num_preemptions: int = 0
+    num_partial: int = 0
     num_swaps: int = 0
     num_lost_swaps: int = 0
     num_refused_swaps: int = 0
+    num_evicted: int = 0
     num_cached_tokens: int = 0
     num_recomputed_tokens: int = 0
     num_computed_tokens: int = 0
@@ -73,7 +77,7 @@ class _Run:
     def __init__(self, case: StressCase, kept: Collection[int]) -> None:
         self._case = case
         self._coming = {f"r{index}": case.requests[index] for index in sorted(kept)}
-        self._bounds = _wait_bounds(case, self._coming)
+        self._bounds = wait_bounds(case, self._coming)
         self._harness = _build(case)
         self._harness.executor.faults.row_errors = {
             name: asked.fails_at for name, asked in self._coming.items() if asked.fails_at is not None
@@ -83,6 +87,8 @@ class _Run:
         self._early: set[str] = set()
         self._num_refused = 0
         self._num_overloads = 0
+        self._num_aborted_preempted = 0
+        self._num_reset = 0
         self._worst_wait = 0.0
 
     def play(self) -> None:
@@ -138,12 +144,14 @@ class _Run:
     def _intervene(self, step: int) -> None:
         engine = self._harness.engine
         if step in self._case.resets:
-            engine.reset_prefix_cache()
+            self._num_reset += engine.reset_prefix_cache()
         for name, request in list(self._live.items()):
-            asked = self._coming[name]
-            if asked.abort_after is not None and asked.step + asked.abort_after == step:
+            asked, is_victim = self._coming[name], request.status in _WAITS_AGAIN
+            is_due = asked.abort_after is not None and asked.step + asked.abort_after == step
+            if is_due or (asked.ends_preempted and is_victim):
                 assert engine.abort(name) is not None, f"{name} could not be aborted"
                 assert engine.abort(name) is None, f"{name} was aborted twice"
+                self._num_aborted_preempted += is_victim
             elif asked.cut_after is not None and request.num_output_tokens >= asked.cut_after:
                 assert engine.truncate(name, asked.cut_after, "stop") is not None, f"{name} could not be cut"
                 del self._harness.tokens[name][asked.cut_after :]
@@ -178,7 +186,7 @@ class _Run:
         harness.check_idle()
         assert harness.kv.host.used_bytes == 0, f"{harness.kv.host.used_bytes} bytes of host memory leaked"
         harness.check_truth(but=self._early)
-        if self._case.combination.admission == "reserve_all" and self._case.combination.scheduler not in _DISPLACING:
+        if not self._case.combination.can_preempt:
             num_preempted = harness.engine.stats.num_preemptions
             assert num_preempted == 0, f"{num_preempted} preemptions, though memory was reserved for everybody"
         for name in sorted(self._early):
@@ -187,7 +195,8 @@ class _Run:
 
     def counts(self) -> StressCounts:
         """Figures of the whole case."""
-        stats = self._harness.engine.stats
+        stats, scheduler = self._harness.engine.stats, self._harness.scheduler
+        assert isinstance(scheduler, _CountsPartial)
         return StressCounts(
             num_cases=1,
             num_steps=stats.num_steps,
@@ -195,16 +204,35 @@ class _Run:
             num_refused=self._num_refused,
             num_overloads=self._num_overloads,
             num_aborted=len(self._early),
+            num_aborted_preempted=self._num_aborted_preempted,
             num_preemptions=stats.num_preemptions,
+            num_partial=scheduler.num_partial,
             num_swaps=stats.num_swaps,
             num_lost_swaps=stats.num_lost_swaps,
             num_refused_swaps=stats.num_refused_swaps,
+            num_evicted=sum(pool.num_evicted for pool in self._harness.kv.pools) - self._num_reset,
             num_cached_tokens=stats.num_cached_tokens,
             num_recomputed_tokens=stats.num_recomputed_tokens,
             num_computed_tokens=stats.num_computed_tokens,
             num_accepted_tokens=stats.num_accepted_tokens,
             worst_wait=self._worst_wait,
         )
+
+
+@final
+class _CountsPartial(Scheduler):
+    """Passes every call on to the scheduler under test, and counts how often a victim kept blocks."""
+
+    def __init__(self, inner: Scheduler) -> None:
+        self._inner = inner
+        self.num_partial = 0
+
+    def schedule(self, view: SchedulerView, ledger: Ledger) -> SchedulePlan:
+        return self._inner.schedule(view, ledger)
+
+    def observe(self, event: SchedulerEvent) -> None:
+        self.num_partial += isinstance(event, RequestPreempted) and event.num_kept_tokens > 0
+        self._inner.observe(event)
 
 
 def _build(case: StressCase) -> EngineHarness:
@@ -218,58 +246,12 @@ def _build(case: StressCase) -> EngineHarness:
         budget=case.scheduler.max_num_batched_tokens,
         max_model_len=case.max_model_len,
         vocab_size=case.vocab_size if case.vocab_size > 5 else 5,
-        scheduler=case.scheduler.build,
+        scheduler=lambda context: _CountsPartial(case.scheduler.build(context)),
         draft_policy=ChosenDrafts(lambda *_: most) if most else None,
         drafts=(lambda model: oracle_drafts(model, lambda _, length: length % (most + 1))) if most else None,
         checks="full",
-        preempt_mode=case.preempt_mode,
+        preempt_mode=case.combination.preempt_mode,
         host_memory_bytes=case.host_memory_bytes,
         partial_preemption=case.partial_preemption,
         max_queued=(case.scheduler.max_queued_requests, case.scheduler.max_queued_tokens),
     )
-
-
-def _wait_bounds(case: StressCase, coming: Mapping[str, StressRequest]) -> dict[str, int]:
-    """By request, how many steps it may take; empty where the scheduler states no bound.
-
-    A policy states who may be served before a request. Were all of them served one after the other, a token a step,
-    it would still end by then.
-    """
-    bounds = {name: _wait_bound(case, coming, asked) for name, asked in coming.items()}
-    return {name: bound for name, bound in bounds.items() if bound is not None}
-
-
-def _wait_bound(case: StressCase, coming: Mapping[str, StressRequest], asked: StressRequest) -> int | None:
-    scheduler = case.combination.scheduler
-    if scheduler == "fair_share":
-        return _fair_share_bound(case, coming, asked)
-    lead_s = _lead_s(case.scheduler, scheduler)
-    if lead_s is None:
-        return None
-    return int(lead_s) + sum(_length(other) for other in coming.values() if other.step <= asked.step + lead_s)
-
-
-def _lead_s(config: PluginConfig, name: str) -> float | None:
-    """How much later than a request others may arrive and still pass it; None if nothing is stated. A step is 1 s."""
-    values = dict(config)
-    if name in _IN_LINE:
-        return 0.0
-    if name == "priority":
-        return None if values["ageing_s"] is None else _MOST_LEVELS * float(values["ageing_s"])
-    return float(values["max_wait_s"]) if name in _AGEING else None
-
-
-def _fair_share_bound(case: StressCase, coming: Mapping[str, StressRequest], asked: StressRequest) -> int:
-    """Each other tenant gets at most as much service as this one up to the request, and the gap that is stated."""
-    values, tenant = dict(case.scheduler), asked.fields["tenant"]
-    input_cost, output_cost = float(values["input_cost"]), float(values["output_cost"])
-    own = [other for other in coming.values() if other.fields["tenant"] == tenant and other.step <= asked.step]
-    num_others = len({other.fields["tenant"] for other in coming.values()} - {tenant})
-    most_running = min(case.num_blocks) * case.block_size
-    gap = 2 * max(input_cost * case.max_model_len, output_cost * most_running)
-    service = sum(input_cost * len(other.prompt) + output_cost * other.max_tokens for other in own)
-    return int(sum(map(_length, own)) + num_others * (service + gap) / min(input_cost, output_cost))
-
-
-def _length(asked: StressRequest) -> int:
-    return len(asked.prompt) + asked.max_tokens

@@ -31,7 +31,7 @@ from tokenloom.testing.engine_harness import build_fcfs, build_prefix_cache
 from tokenloom.testing.reference_backend import ReferenceBackend
 from tokenloom.testing.tiny_decoder import TinyDecoder
 
-__all__ = ["TinyEngine", "TinySettings", "drafter_context"]
+__all__ = ["TinyEngine", "TinyExecutor", "TinySettings", "drafter_context"]
 
 _CPU = torch.device("cpu")
 MAX_MODEL_LEN = 128
@@ -91,7 +91,7 @@ class TinyEngine:
     ) -> None:
         settings = TinySettings() if settings is None else settings
         clock = VirtualClock()
-        executor = _TinyExecutor(model, drafter, settings, clock, name)
+        executor = TinyExecutor(model, drafter, settings, clock, name)
         self.plans = executor.plans
         self.kv = _build_kv(executor.model_facts(), settings, clock)
         limits = SchedulerContext(
@@ -164,7 +164,7 @@ class TinyEngine:
 
 
 @final
-class _TinyExecutor(Executor):
+class TinyExecutor(Executor):
     """A model runner in this process."""
 
     def __init__(self, model: TinyDecoder, drafter: Drafter, settings: TinySettings, clock: Clock, name: str) -> None:

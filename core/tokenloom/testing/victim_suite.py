@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given
 
 from tokenloom.interfaces.contract import PluginChoice
-from tokenloom.interfaces.scheduler import Scheduler, SchedulerContext, SchedulerView
+from tokenloom.interfaces.scheduler import SchedulerContext, SchedulerView
 from tokenloom.interfaces.scheduling_policy import VictimPolicy
-from tokenloom.plugins import default_registry
 from tokenloom.request import Request, RequestStatus
 from tokenloom.testing.engine_harness import EngineHarness
+from tokenloom.testing.engine_under_fcfs import engine_under_fcfs
 from tokenloom.testing.footprint import footprint_bytes
 from tokenloom.testing.random_tests import RANDOM
 from tokenloom.testing.stub_model import stub_request
-from tokenloom.testing.suite import PluginSuite, build_choice
+from tokenloom.testing.suite import PluginSuite
 from tokenloom.testing.surroundings import CLOCKS, clock_at
 from tokenloom.testing.workloads import SaltedId, Workload, play, workloads
 
@@ -114,22 +114,7 @@ class VictimSuite(PluginSuite):
 
     def engine(self, workload: Workload) -> EngineHarness:
         """An engine of the workload's size, under the built-in scheduler with this policy."""
-        victim = PluginChoice(self.info.kind, self.info.name, self.make_config())
-        fcfs = default_registry().get("scheduler", "fcfs").info
-
-        def build(context: SchedulerContext) -> Scheduler:
-            scheduler = build_choice(fcfs, {"victim": victim}).build(context)
-            assert isinstance(scheduler, Scheduler), f"{scheduler!r}"
-            return scheduler
-
-        return EngineHarness(
-            num_blocks=(workload.num_blocks,),
-            block_size=workload.block_size,
-            cache=workload.cache,
-            max_num_seqs=workload.max_num_seqs,
-            budget=workload.budget,
-            scheduler=build,
-        )
+        return engine_under_fcfs(workload, PluginChoice(self.kind, self.info.name, self.make_config()))
 
 
 def _candidates(count: int, seed: int, run: int = 0) -> list[Request]:

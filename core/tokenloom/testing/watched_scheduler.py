@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import final
 
-from tokenloom.batch import SchedulePlan
+from tokenloom.batch import PreemptMode, SchedulePlan
 from tokenloom.interfaces.scheduler import Grant, Ledger, Scheduler, SchedulerView
 from tokenloom.interfaces.scheduler_events import RequestPreempted, SchedulerEvent
 from tokenloom.request import RequestView
@@ -33,11 +33,15 @@ class Decision:
 
 @final
 class WatchedScheduler(Scheduler):
-    """Passes every call on and keeps the decisions. With `asks_twice`, notes each answer that changes when repeated."""
+    """Passes every call on and keeps the decisions. With `asks_twice`, notes each answer that changes when repeated.
 
-    def __init__(self, inner: Scheduler, *, asks_twice: bool = False) -> None:
+    With `tells_twice`, every preemption is told again, as when the request loses blocks that it kept.
+    """
+
+    def __init__(self, inner: Scheduler, *, asks_twice: bool = False, tells_twice: bool = False) -> None:
         self.inner = inner
         self._asks_twice = asks_twice
+        self._tells_twice = tells_twice
         self.decisions: list[Decision] = []
         self.changed_answers: list[str] = []
 
@@ -55,6 +59,8 @@ class WatchedScheduler(Scheduler):
 
     def observe(self, event: SchedulerEvent) -> None:
         self.inner.observe(event)
+        if self._tells_twice and isinstance(event, RequestPreempted):
+            self.inner.observe(event)
 
 
 @final
@@ -65,9 +71,10 @@ class PreemptBetween(Scheduler):
         num_forced: preemptions so far.
     """
 
-    def __init__(self, inner: Scheduler, victim_id: str, num_output_tokens: int) -> None:
+    def __init__(self, inner: Scheduler, victim_id: str, num_output_tokens: int, mode: PreemptMode) -> None:
         """Preempts `victim_id` once, when it has `num_output_tokens` tokens or more."""
         self._inner = inner
+        self._mode = mode
         self._victim_id = victim_id
         self._num_output_tokens = num_output_tokens
         self.num_forced = 0
@@ -76,7 +83,7 @@ class PreemptBetween(Scheduler):
         for request in view.running if self.num_forced == 0 else ():
             if request.request_id == self._victim_id and request.num_output_tokens >= self._num_output_tokens:
                 mark = ledger.savepoint()
-                ledger.preempt(request)
+                ledger.preempt(request, self._mode)
                 if _serve_another(request, view, ledger):
                     return ledger.plan()
                 ledger.rollback(mark)

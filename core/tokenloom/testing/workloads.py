@@ -63,6 +63,7 @@ OUTSIDERS: Mapping[str, tuple[Mapping[str, object], Mapping[str, object]]] = {
     "less_retained": ({}, {"retention_priority": 9}),
     "more_retained": ({"retention_priority": 9}, {}),
     "retained_for_ever": ({"retention_priority": 1}, {"retention_priority": 1, "retention_ttl_s": 1.0}),
+    "without_a_cached_prefix": ({}, {"num_prompt": 17}),
     "retained_for_a_while": ({"retention_priority": 1, "retention_ttl_s": 1.0}, {"retention_priority": 1}),
 }
 """What distinguishes one that waits from those that keep coming: fields of its own, and of theirs."""
@@ -161,10 +162,12 @@ def _request(harness: EngineHarness, request_id: str, index: int, arrival: Arriv
     return request
 
 
-def outsider_request(harness: EngineHarness, request_id: str, fields: Mapping[str, object]) -> Request:
-    """A request of one output token; `fields` are of `Request`, or "num_prompt", 1 by default."""
+def outsider_request(
+    harness: EngineHarness, request_id: str, fields: Mapping[str, object], num_output: int = 1
+) -> Request:
+    """A request; `fields` are of `Request`, or "num_prompt", 1 by default. Prompts begin alike."""
     values = dict(fields)
     num_prompt = values.pop("num_prompt", 1)
     assert isinstance(num_prompt, int), f"num_prompt is {num_prompt!r}"
-    request = harness.request(request_id, range(100, 100 + num_prompt), 1)
+    request = harness.request(request_id, range(100, 100 + num_prompt), num_output)
     return replace(request, **values)  # type: ignore[arg-type]

@@ -17,6 +17,7 @@ from tokenizers import AddedToken
 
 from tokenloom.errors import RequestError
 from tokenloom.text.control_marks import ControlMarks, ControlStrings
+from tokenloom.text.encoding import encoding_of
 from tokenloom.text.token_bytes import TextForm
 
 __all__ = ["SpecialGuard"]
@@ -48,7 +49,7 @@ class SpecialGuard:
 
     def encode_marked(self, text: str, marks: ControlMarks) -> list[int]:
         """Encodes `text`, in which whole control strings are control tokens and those broken by `marks` are text."""
-        encoding = self._library.encode(text, add_special_tokens=False)
+        encoding = encoding_of(self._library, text)
         ids: list[int] = []
         between: list[int] = []  # what the library makes of the text since the last added token
         done, is_inner = 0, False
@@ -133,7 +134,7 @@ class _Plain:
         self._real_id_of = {self._library.token_to_id(token.content): token_id for token_id, token in plain}
 
     def encode(self, text: str) -> list[int]:
-        ids = self._library.encode(text, add_special_tokens=False).ids
+        ids = encoding_of(self._library, text).ids
         return [self._real_id_of.get(token_id, token_id) for token_id in ids]
 
 

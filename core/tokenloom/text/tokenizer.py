@@ -13,6 +13,7 @@ from typing import SupportsIndex, final
 from tokenloom.checkpoint.tokenizer_source import TokenizerSource
 from tokenloom.errors import ModelError, RequestError
 from tokenloom.text.control_marks import ControlMarks
+from tokenloom.text.encoding import encoding_of
 from tokenloom.text.gguf_vocabulary import parts_from_gguf
 from tokenloom.text.hf_tokenizer_files import parts_from_hf
 from tokenloom.text.library_faults import library_faults_as
@@ -158,7 +159,7 @@ class Tokenizer:
         return self._library.id_to_token(token_id) or ""
 
     def _encode_special(self, text: str) -> list[int]:
-        ids: list[int] = self._library.encode(self._text_form.prepared(text), add_special_tokens=False).ids
+        ids: list[int] = encoding_of(self._library, self._text_form.prepared(text)).ids
         return ids
 
     def _checked_ids(self, ids: list[int]) -> list[int]:

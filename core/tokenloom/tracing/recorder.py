@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, final
 
@@ -13,10 +14,11 @@ from tokenloom.engine_config import EngineConfig
 from tokenloom.errors import ConfigError
 from tokenloom.interfaces.contract import PluginChoice
 from tokenloom.interfaces.executor import ModelFacts
+from tokenloom.output_files import output_fault
 from tokenloom.tracing.records import Record, facts_record
 from tokenloom.tracing.tap import DecisionSink
 
-__all__ = ["TRACE_FORMAT", "TRACE_VERSION", "TraceRecorder", "check_trace_target"]
+__all__ = ["TRACE_FORMAT", "TRACE_VERSION", "TraceRecorder", "check_trace_target", "check_trace_targets"]
 
 TRACE_FORMAT = "tokenloom.trace"
 TRACE_VERSION = 1
@@ -26,15 +28,35 @@ def check_trace_target(file: str | None) -> None:
     """Refuses a trace.file that cannot be written, before a model is loaded. None, no trace, is fine.
 
     Raises:
-        ConfigError: the file exists, or its folder does not.
+        ConfigError: the file exists, or cannot be written.
     """
     if file is None:
         return
     path = Path(file)
     if path.exists():
         raise ConfigError(f"trace.file={file}: it exists; remove it, or name another one for this engine")
-    if not path.absolute().parent.is_dir():
-        raise ConfigError(f"trace.file={file}: its folder does not exist; make it first")
+    fault = output_fault(path)
+    if fault is not None:
+        raise ConfigError(f"trace.file={file}: {fault}")
+
+
+def check_trace_targets(files: Sequence[str | None]) -> None:
+    """As `check_trace_target`, for engines that run one after the other. A trace is that of one engine.
+
+    Raises:
+        ConfigError: two of them name the same file, too.
+    """
+    seen: set[Path] = set()
+    for file in files:
+        check_trace_target(file)
+        if file is None:
+            continue
+        if Path(file).absolute() in seen:
+            raise ConfigError(
+                f"trace.file={file}: several engines of this command would write to it; run them one at a time, each "
+                "with a trace.file of its own"
+            )
+        seen.add(Path(file).absolute())
 
 
 @final

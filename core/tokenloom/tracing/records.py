@@ -149,6 +149,7 @@ def facts_record(facts: ModelFacts) -> Record:
         "block_root": facts.block_root.hex(),
         "device": facts.device,
         "dtype": facts.dtype,
+        "operations": facts.operations,
     }
 
 
@@ -163,6 +164,7 @@ def facts_from(record: Mapping[str, Any]) -> ModelFacts:
         block_root=bytes.fromhex(record["block_root"]),
         device=record["device"],
         dtype=record["dtype"],
+        operations=record["operations"],
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any, final
 
 from tokenloom.batch import Preemption, SchedulePlan, StepPlan, StepResult
 from tokenloom.clock import Clock
-from tokenloom.engine_tap import EngineTap
+from tokenloom.engine_tap import EngineTap, HeardHandle
 from tokenloom.interfaces.executor import Executor, ModelFacts, StepHandle
 from tokenloom.interfaces.scheduler import Ledger, Scheduler, SchedulerView
 from tokenloom.interfaces.scheduler_events import RequestArrived, RequestFinished, SchedulerEvent, StepLanded
@@ -26,7 +26,7 @@ class DecisionSink(ABC):
 
     @abstractmethod
     def take(self, event: str, record: Record) -> None:
-        """One of `trace_file.EVENTS`, when it happens: a plan when it is launched, a result when it has landed.
+        """One of `record_schema.EVENTS`, when it happens: a plan when it is launched, a result when it has landed.
 
         An error of TokenloomError's tree that it raises for a plan ends the engine's step with that error.
         """
@@ -136,25 +136,8 @@ class _TappedExecutor(Executor):
 
     def launch(self, plan: StepPlan) -> StepHandle:
         self._tap.hear_launch(plan)
-        return _TappedHandle(self._inner.launch(plan), self._tap)
+        return HeardHandle(self._inner.launch(plan), self._tap.hear_result)
 
     def close(self) -> None:
         self._inner.close()
         self._tap.hear_close()
-
-
-@final
-class _TappedHandle(StepHandle):
-    def __init__(self, inner: StepHandle, tap: DecisionTap) -> None:
-        self._inner = inner
-        self._tap = tap
-        self._result: StepResult | None = None
-
-    def is_done(self) -> bool:
-        return self._inner.is_done()
-
-    def result(self) -> StepResult:
-        if self._result is None:
-            self._result = self._inner.result()
-            self._tap.hear_result(self._result)
-        return self._result

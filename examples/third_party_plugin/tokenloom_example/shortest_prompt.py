@@ -25,7 +25,7 @@ class ShortestPromptConfig(SchedulerConfig):
     """Settings of the shortest_prompt scheduler; the limits that the core enforces come from the base class."""
 
     # 0 is refused: without ageing, a long prompt may starve.
-    ageing_tokens_per_s: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] = Field(
+    ageing_tokens_per_s: Annotated[float, Field(gt=0.0)] = Field(
         default=512.0,
         description="Prompt tokens that one second of waiting makes up for; a large value comes close to fcfs.",
     )

@@ -14,6 +14,18 @@ def tokenloom_plugins() -> list[PluginInfo]:
     return [
         PluginInfo(
             kind="attention",
+            name="auto",
+            config="tokenloom_attention.auto:AutoAttentionConfig",
+            contract=(1, 0),
+            summary="native_cpu on a CPU where it can be compiled, else torch_sdpa; the plan names which.",
+            capabilities=Capabilities(
+                devices=("cpu", "cuda"),
+                dtypes=("float32", "bfloat16", "float16"),
+                flags=frozenset({"sliding_window", "soft_cap", "tree_mask", "deterministic"}),
+            ),
+        ),
+        PluginInfo(
+            kind="attention",
             name="torch_sdpa",
             config="tokenloom_attention.torch_sdpa:TorchSdpaConfig",
             contract=(1, 0),
@@ -23,5 +35,17 @@ def tokenloom_plugins() -> list[PluginInfo]:
                 dtypes=("float32", "bfloat16", "float16"),
                 flags=frozenset({"sliding_window", "soft_cap", "tree_mask", "deterministic"}),
             ),
-        )
+        ),
+        PluginInfo(
+            kind="attention",
+            name="native_cpu",
+            config="tokenloom_attention.native_cpu:NativeCpuConfig",
+            contract=(1, 0),
+            summary="Paged attention in C++ for the CPU (AVX-512, AVX2 or portable); compiled on first use.",
+            capabilities=Capabilities(
+                devices=("cpu",),
+                dtypes=("float32", "bfloat16"),
+                flags=frozenset({"sliding_window", "soft_cap", "tree_mask", "deterministic"}),
+            ),
+        ),
     ]

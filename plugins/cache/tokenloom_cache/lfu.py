@@ -16,7 +16,7 @@ __all__ = ["Lfu", "LfuConfig"]
 class LfuConfig(EvictionConfig):
     """Settings of `lfu`."""
 
-    half_life_s: Annotated[float, Field(ge=0.001, allow_inf_nan=False)] | None = Field(
+    half_life_s: Annotated[float, Field(ge=0.001)] | None = Field(
         default=None, description="Seconds after which a use counts half; null counts all uses alike, for ever."
     )
 

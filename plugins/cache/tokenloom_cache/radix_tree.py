@@ -129,7 +129,7 @@ class RadixTree:
             block_id = self._block_of.get(keys[index])
             if block_id is None:
                 break
-            node = self._node_of[block_id]
+            node = self._node_at(block_id, keys, index)
             count = node.agreement(keys, index)
             block_ids += node.block_ids[index - node.origin : index - node.origin + count]
             if index + count < node.end:
@@ -147,7 +147,7 @@ class RadixTree:
             block_id = self._block_of.get(keys[index - 1])
             if block_id is None:
                 break
-            node = self._node_of[block_id]
+            node = self._node_at(block_id, keys, index - 1)
             start = max(node.start, first)
             parts.append(node.block_ids[start - node.origin : index - node.origin])
             index = start
@@ -157,7 +157,7 @@ class RadixTree:
         """Puts a block under keys[index], which is not taken. Where a run goes on differently, it is split."""
         key, parent_key = keys[index], keys[index - 1] if index else _ROOT
         parent_id = self._block_of.get(parent_key)
-        node = None if parent_id is None else self._node_of[parent_id]
+        node = None if parent_id is None else self._node_at(parent_id, keys, index - 1)
         if node is not None and index < node.end:
             self._split(node, index)
         if node is not None and not self._num_behind.get(parent_key):
@@ -202,6 +202,12 @@ class RadixTree:
             num_shared += (node.end - node.start) * (leaves > 1)
             leaves_behind[node.parent_key] = leaves_behind.get(node.parent_key, 0) + max(1, leaves)
         return TreeShape(len(self), len(nodes), num_leaves, max(levels.values(), default=0), num_shared)
+
+    def _node_at(self, block_id: int, keys: Sequence[BlockKey], index: int) -> _Node:
+        """The run of a block that was found under keys[index]. If keys do not chain, a search may go in circles."""
+        known = self._index_of[block_id]
+        assert known == index, f"keys must chain: {keys[index].hex()} is block {known} here and {index} there"
+        return self._node_of[block_id]
 
     def _split(self, node: _Node, index: int) -> None:
         """Cuts a run in two before `index`. The shorter part becomes a new node, the longer keeps its blocks' place."""

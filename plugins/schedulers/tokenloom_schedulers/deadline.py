@@ -14,11 +14,10 @@ from tokenloom.interfaces.scheduler import Ledger, Scheduler, SchedulerContext, 
 from tokenloom.interfaces.scheduler_events import SchedulerEvent, StepLanded
 from tokenloom.interfaces.scheduling_policy import SchedulingPolicy, StepLimits, VictimPolicy
 from tokenloom.request import RequestView
-from tokenloom.scheduling import PolicyScheduler
-from tokenloom_schedulers.lazy_order import least_first
+from tokenloom.scheduling import PolicyScheduler, WaitingTable, least_first
 from tokenloom_schedulers.prefill_settings import PrefillSettings
 from tokenloom_schedulers.step_time import StepTime
-from tokenloom_schedulers.waiting_table import WaitingTable, is_waiting
+from tokenloom_schedulers.tokens_left import num_tokens_left
 
 __all__ = ["DeadlineConfig", "DeadlinePolicy"]
 
@@ -34,8 +33,9 @@ class DeadlineConfig(PrefillSettings):
     default_tpot_slo_s: Seconds = Field(
         default=0.2, description="Target per output token of requests that bring none, in seconds."
     )
-    max_wait_s: Seconds = Field(
-        default=60.0, description="A request that arrived longer ago than this goes first, hopeless or not, in seconds."
+    max_wait_s: Seconds | None = Field(
+        default=60.0,
+        description="A request that arrived longer ago than this goes first, hopeless or not, in seconds; null: never.",
     )
     victim: PluginChoice = Field(description="Whom to preempt when KV blocks run out, of those that come later.")
 
@@ -53,7 +53,8 @@ class DeadlinePolicy(SchedulingPolicy):
     prompts, running or waiting, by slack; then hopeless prompts in order of arrival. Where blocks lack, `victim`
     chooses among the hopeless requests that come later, or else among all that do.
 
-    Bound on waiting: a request that arrived `max_wait_s` ago comes before all others but older ones.
+    Bound on waiting: a request that arrived `max_wait_s` ago comes before all others but older ones. With null there
+    is none: the hopeless may wait for ever.
     """
 
     def __init__(self, config: DeadlineConfig, victims: VictimPolicy) -> None:
@@ -76,10 +77,7 @@ class DeadlinePolicy(SchedulingPolicy):
             return
         rows = self._waiting.rows(view.waiting, view)
         for index in self._least_slack_first(np.concatenate([numbers[:, prompts], rows.columns], axis=1), view):
-            if index < len(prompts):
-                yield running[prompts[index]]
-            elif is_waiting(request := rows.entries[index - len(prompts)][2]):
-                yield request
+            yield running[prompts[index]] if index < len(prompts) else rows.requests[index - len(prompts)]
 
     def step_limits(self, view: SchedulerView) -> StepLimits:
         return self._limits
@@ -116,21 +114,22 @@ class DeadlinePolicy(SchedulingPolicy):
         # The time left if a request got all of every step.
         slack_s = due_s - view.now_s - num_left * self._step_time.per_token_s - num_steps * self._step_time.fixed_s
         place = np.where(slack_s < 0.0, _HOPELESS, _IN_TIME)
-        place = np.where(arrived_s <= view.now_s - self._config.max_wait_s, _OVERDUE, place)
+        if self._config.max_wait_s is not None:
+            place = np.where(arrived_s <= view.now_s - self._config.max_wait_s, _OVERDUE, place)
         return place, np.where(place == _IN_TIME, slack_s, arrived_s)
 
     def _columns(self, requests: Sequence[RequestView]) -> _Numbers:
         """The numbers of requests, a column for each."""
         arrived_s = [request.arrival_time_s for request in requests]
         due_s = [self._due_s(request) for request in requests]
-        return np.array([arrived_s, due_s, [_num_left(request) for request in requests]], np.float64)
+        return np.array([arrived_s, due_s, [num_tokens_left(request) for request in requests]], np.float64)
 
     def _numbers(self, request: RequestView) -> tuple[float, float, int]:
         """What the rank of a request depends on: when it arrived, when its next token is due, what is left to compute.
 
         While it waits, none of them changes.
         """
-        return request.arrival_time_s, self._due_s(request), _num_left(request)
+        return request.arrival_time_s, self._due_s(request), num_tokens_left(request)
 
     def _due_s(self, request: RequestView) -> float:
         """When the next token is due."""
@@ -144,10 +143,3 @@ class DeadlinePolicy(SchedulingPolicy):
 
 _OVERDUE, _IN_TIME, _HOPELESS = range(3)
 _Numbers = npt.NDArray[np.float64]
-
-
-def _num_left(request: RequestView) -> int:
-    """Tokens to compute before the next one comes out, drafts not counted; a cached prefix is not known here."""
-    return (
-        request.num_tokens + request.num_placeholder_tokens - request.num_computed_tokens - request.num_inflight_tokens
-    )

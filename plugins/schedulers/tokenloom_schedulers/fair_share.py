@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, final
 
 from pydantic import Field
 
 from tokenloom.interfaces.contract import PluginChoice
-from tokenloom.interfaces.scheduler import Scheduler, SchedulerContext, SchedulerView
-from tokenloom.interfaces.scheduler_events import (
-    RequestArrived,
-    RequestFinished,
-    RequestPreempted,
-    SchedulerEvent,
-    StepLanded,
-)
+from tokenloom.interfaces.scheduler import Ledger, Scheduler, SchedulerContext, SchedulerView
+from tokenloom.interfaces.scheduler_events import SchedulerEvent
 from tokenloom.interfaces.scheduling_policy import SchedulingPolicy, StepLimits, VictimPolicy
 from tokenloom.request import RequestView
 from tokenloom.scheduling import PolicyScheduler
@@ -24,7 +18,7 @@ from tokenloom_schedulers.virtual_counters import VirtualCounters
 
 __all__ = ["FairShareConfig", "FairSharePolicy"]
 
-Weight = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Weight = Annotated[float, Field(gt=0)]
 
 
 class FairShareConfig(PrefillSettings):
@@ -49,10 +43,14 @@ class FairSharePolicy(SchedulingPolicy):
     tokens from the prefix cache, and those computed again after preemption, cost nothing. A tenant that comes back to
     the queue is lifted to the least counter there, so that idle time is no credit. Within a tenant: order of arrival.
 
-    Guarantee: while two tenants of weight 1 have requests waiting, their services in any interval differ by at most
-    2 * max(input_cost * longest prompt, output_cost * most tokens that run at once). The engine idles for nobody.
+    Guarantee: while two tenants of weight 1 have requests waiting that could start, their services in any interval
+    differ by at most 2 * (input_cost * longest prompt + output_cost * most output still to come), the latter summed
+    over the requests of a tenant that run at once: no more than max_num_seqs whole outputs. The engine idles for
+    nobody. A request could not start while `max_long_partial_prefills` holds it back, or another one computes the
+    prefix that it waits for; those of its tenant that could go first, and only then other tenants' do.
 
-    Bound on waiting: each time the others had so much more service than a tenant, its first request is next.
+    Bound on waiting: each time the others had so much more service than a tenant, its first request that could start is
+    next.
 
     Source: Y. Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024.
     """
@@ -60,11 +58,14 @@ class FairSharePolicy(SchedulingPolicy):
     def __init__(self, config: FairShareConfig, victims: VictimPolicy) -> None:
         self._limits = config.step_limits()
         self._victims = victims
-        self._config = config
-        self._counters = VirtualCounters(self._prompt_cost, self._output_cost)
+        self._counters = VirtualCounters(config.input_cost, config.output_cost, config.weights)
 
     def order(self, requests: Sequence[RequestView], view: SchedulerView) -> Iterable[RequestView]:
-        return requests if requests is view.running else self._counters.merge(requests)
+        return requests if requests is view.running else self._counters.merge(requests, view)
+
+    def sequence(self, view: SchedulerView, ledger: Ledger) -> Iterator[RequestView]:
+        yield from view.running
+        yield from self._counters.merge(view.waiting, view, ledger)
 
     def step_limits(self, view: SchedulerView) -> StepLimits:
         return self._limits
@@ -75,18 +76,4 @@ class FairSharePolicy(SchedulingPolicy):
         return self._victims.select(request, candidates, view)
 
     def observe(self, event: SchedulerEvent) -> None:
-        if isinstance(event, RequestArrived):
-            self._counters.arrive(event.request)
-        elif isinstance(event, RequestPreempted):
-            self._counters.come_back(event.request)
-        elif isinstance(event, RequestFinished):
-            self._counters.end(event.request)
-        elif isinstance(event, StepLanded):
-            self._counters.land(event)
-
-    def _prompt_cost(self, request: RequestView) -> float:
-        num_tokens = request.num_prompt_tokens - request.num_cached_tokens
-        return self._config.input_cost * num_tokens / self._config.weights.get(request.tenant, 1.0)
-
-    def _output_cost(self, tenant: str) -> float:
-        return self._config.output_cost / self._config.weights.get(tenant, 1.0)
+        self._counters.observe(event)

@@ -31,7 +31,9 @@ class FcfsPolicy(SchedulingPolicy):
     """Order of arrival, no overtaking, chunks as large as the budget allows.
 
     A request waits for those that arrived before it, and for nobody else, except that shorter prompts pass a long one
-    which `max_long_partial_prefills` holds back.
+    which `max_long_partial_prefills` holds back. While one waits for a prefix that another computes, those behind it
+    start with what it will not need, and do not delay it (`SchedulingPolicy`). Running requests go on in order of
+    admission.
     """
 
     def __init__(self, config: FcfsConfig, victims: VictimPolicy) -> None:

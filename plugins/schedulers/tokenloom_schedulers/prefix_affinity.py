@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import insort
 from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Annotated, final
@@ -11,16 +10,10 @@ from pydantic import Field
 
 from tokenloom.interfaces.contract import PluginChoice
 from tokenloom.interfaces.scheduler import Ledger, Scheduler, SchedulerContext, SchedulerView
-from tokenloom.interfaces.scheduler_events import (
-    RequestArrived,
-    RequestFinished,
-    RequestPreempted,
-    SchedulerEvent,
-    StepLanded,
-)
+from tokenloom.interfaces.scheduler_events import RequestAdmitted, RequestFinished, SchedulerEvent
 from tokenloom.interfaces.scheduling_policy import SchedulingPolicy, StepLimits, VictimPolicy
-from tokenloom.request import RequestStatus, RequestView
-from tokenloom.scheduling import PolicyScheduler
+from tokenloom.request import RequestView
+from tokenloom.scheduling import PolicyScheduler, WaitingOrder
 from tokenloom_schedulers.prefill_settings import Count, PrefillSettings
 
 __all__ = ["PrefixAffinityConfig", "PrefixAffinityPolicy"]
@@ -33,8 +26,8 @@ class PrefixAffinityConfig(PrefillSettings):
         default=128, description="How many of the oldest waiting requests are looked up in the cache and reordered."
     )
     max_overtakes: Count = Field(default=64, description="A request overtaken so often goes first.")
-    max_wait_s: Annotated[float, Field(gt=0)] = Field(
-        default=30.0, description="A request that arrived longer ago than this goes first, in seconds."
+    max_wait_s: Annotated[float, Field(gt=0)] | None = Field(
+        default=30.0, description="A request that arrived longer ago than this goes first, in seconds; null: never."
     )
     victim: PluginChoice = Field(description="Whom to preempt when KV blocks run out.")
 
@@ -50,18 +43,16 @@ class PrefixAffinityPolicy(SchedulingPolicy):
     that a step's lookups do not grow with the queue. Running requests go on in order of admission.
 
     Bound on waiting: a request that was overtaken `max_overtakes` times, or arrived `max_wait_s` ago, is passed by
-    nobody but such requests that are older.
+    nobody but such requests that are older. With null for the latter, only the former counts.
     """
 
     def __init__(self, config: PrefixAffinityConfig, victims: VictimPolicy) -> None:
         self._limits = config.step_limits()
         self._config = config
         self._victims = victims
-        self._ranks: dict[str, int] = {}
-        self._num_arrived = 0
-        self._line: list[tuple[float, int, RequestView]] = []
-        """Requests that wait, in order of arrival, and among them some that do not wait any more."""
+        self._waiting = WaitingOrder[RequestView]()
         self._overtakes: dict[str, int] = {}
+        """request_id -> how often it was overtaken, if it was."""
 
     def order(self, requests: Sequence[RequestView], view: SchedulerView) -> Iterable[RequestView]:
         return requests
@@ -69,10 +60,11 @@ class PrefixAffinityPolicy(SchedulingPolicy):
     def sequence(self, view: SchedulerView, ledger: Ledger) -> Iterable[RequestView]:
         yield from view.running
         waiting = iter(view.waiting)
-        window = list(islice(waiting, self._config.window))
-        due = [request for request in window if self._is_due(request, view)]
+        due: list[RequestView] = []
+        others: list[RequestView] = []
+        for request in islice(waiting, self._config.window):
+            (due if self._is_due(request, view) else others).append(request)
         yield from due
-        others = [request for request in window if not self._is_due(request, view)]
         yield from sorted(others, key=lambda request: -ledger.cached_tokens(request))
         yield from waiting
 
@@ -85,46 +77,19 @@ class PrefixAffinityPolicy(SchedulingPolicy):
         return self._victims.select(request, candidates, view)
 
     def observe(self, event: SchedulerEvent) -> None:
-        if isinstance(event, RequestArrived):
-            self._ranks[event.request.request_id] = self._num_arrived
-            self._num_arrived += 1
-            self._join(event.request)
-        elif isinstance(event, RequestPreempted):
-            self._join(event.request)
+        if isinstance(event, RequestAdmitted):
+            self._count_overtakes(event.request)
         elif isinstance(event, RequestFinished):
-            self._ranks.pop(event.request.request_id, None)
             self._overtakes.pop(event.request.request_id, None)
-        elif isinstance(event, StepLanded):
-            self._count_overtakes()
+        self._waiting.observe(event)
 
     def _is_due(self, request: RequestView, view: SchedulerView) -> bool:
-        if view.now_s - request.arrival_time_s >= self._config.max_wait_s:
+        max_wait_s = self._config.max_wait_s
+        if max_wait_s is not None and view.now_s - request.arrival_time_s >= max_wait_s:
             return True
         return self._overtakes.get(request.request_id, 0) >= self._config.max_overtakes
 
-    def _join(self, request: RequestView) -> None:
-        entry = (request.arrival_time_s, self._ranks[request.request_id], request)
-        insort(self._line, entry, key=lambda place: place[:2])
-
-    def _count_overtakes(self) -> None:
-        """Takes those that were admitted out of the line; those before them that still wait were overtaken."""
-        end, num_waiting = 0, 0
-        while end < len(self._line) and num_waiting < self._config.window:
-            num_waiting += _waits(self._line[end][2])
-            end += 1
-        still_waiting: list[tuple[float, int, RequestView]] = []
-        num_admitted = 0
-        for entry in reversed(self._line[:end]):
-            request = entry[2]
-            if _waits(request):
-                still_waiting.append(entry)
-                if num_admitted:
-                    count = self._overtakes.get(request.request_id, 0) + num_admitted
-                    self._overtakes[request.request_id] = count
-            else:
-                num_admitted += request.first_token_time_s is not None or request.status is RequestStatus.RUNNING
-        self._line[:end] = reversed(still_waiting)
-
-
-def _waits(request: RequestView) -> bool:
-    return request.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED)
+    def _count_overtakes(self, admitted: RequestView) -> None:
+        """Whoever arrived before one that is admitted was overtaken; those behind the window keep their order."""
+        for request in islice(self._waiting, min(self._waiting.place(admitted), self._config.window)):
+            self._overtakes[request.request_id] = self._overtakes.get(request.request_id, 0) + 1

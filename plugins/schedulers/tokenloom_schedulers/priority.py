@@ -14,10 +14,8 @@ from tokenloom.interfaces.scheduler import Ledger, Scheduler, SchedulerContext, 
 from tokenloom.interfaces.scheduler_events import SchedulerEvent
 from tokenloom.interfaces.scheduling_policy import SchedulingPolicy, StepLimits, VictimPolicy
 from tokenloom.request import RequestView
-from tokenloom.scheduling import PolicyScheduler
-from tokenloom_schedulers.lazy_order import least_first
+from tokenloom.scheduling import PolicyScheduler, WaitingTable, least_first
 from tokenloom_schedulers.prefill_settings import PrefillSettings
-from tokenloom_schedulers.waiting_table import WaitingTable, is_waiting
 
 __all__ = ["PriorityConfig", "PriorityPolicy"]
 
@@ -44,7 +42,8 @@ class PriorityPolicy(SchedulingPolicy):
     first), never of its own. Where a running one lacks blocks, `victim` chooses among those that come after it.
 
     Bound on waiting: a request of level p is passed only by those of levels below p that arrive within
-    (p - their level) * ageing_s after it. Without ageing there is none.
+    (p - their level) * ageing_s after it. Without ageing there is none. Who starts before it while it waits for a
+    prefix that another computes takes only what it will not need (`SchedulingPolicy`).
     """
 
     def __init__(self, config: PriorityConfig, victims: VictimPolicy) -> None:
@@ -59,10 +58,7 @@ class PriorityPolicy(SchedulingPolicy):
     def sequence(self, view: SchedulerView, ledger: Ledger) -> Iterator[RequestView]:
         running, rows = view.running, self._waiting.rows(view.waiting, view)
         for index in least_first(np.concatenate([self._urgencies(running), rows.columns[0]])):
-            if index < len(running):
-                yield running[index]
-            elif is_waiting(request := rows.entries[index - len(running)][2]):
-                yield request
+            yield running[index] if index < len(running) else rows.requests[index - len(running)]
 
     def observe(self, event: SchedulerEvent) -> None:
         self._waiting.observe(event)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Annotated, final
 
 from pydantic import Field
@@ -19,11 +21,9 @@ from tokenloom.interfaces.scheduler_events import (
 )
 from tokenloom.interfaces.scheduling_policy import SchedulingPolicy, StepLimits, VictimPolicy
 from tokenloom.request import RequestView
-from tokenloom.scheduling import PolicyScheduler
-from tokenloom_schedulers.lazy_order import least_first
+from tokenloom.scheduling import PolicyScheduler, WaitingTable, least_first
 from tokenloom_schedulers.output_estimate import Estimate, OutputEstimate
 from tokenloom_schedulers.prefill_settings import PrefillSettings
-from tokenloom_schedulers.waiting_table import WaitingTable, arrival_s, is_waiting
 
 __all__ = ["SjfConfig", "SjfPolicy"]
 
@@ -35,8 +35,9 @@ class SjfConfig(PrefillSettings):
         default="cap",
         description="How long an output will be: cap (max_tokens), or tenant_mean (of the tenant's requests so far).",
     )
-    max_wait_s: Annotated[float, Field(gt=0)] = Field(
-        default=60.0, description="A request that arrived longer ago than this goes before shorter ones, in seconds."
+    max_wait_s: Annotated[float, Field(gt=0)] | None = Field(
+        default=60.0,
+        description="A request that arrived longer ago than this goes before shorter ones, in seconds; null: never.",
     )
     victim: PluginChoice = Field(description="Whom to preempt when KV blocks run out.")
 
@@ -53,14 +54,15 @@ class SjfPolicy(SchedulingPolicy):
     What lowers the mean time to the end is serving short requests first; the ratio grows fastest for them, but grows
     for all. Running requests go on in order of admission: nobody is preempted for being long.
 
-    Bound on waiting: a request that arrived `max_wait_s` ago is passed by nobody who arrived later.
+    Bound on waiting: a request that arrived `max_wait_s` ago is passed by nobody who arrived later. With null there is
+    none.
 
     Source: P. Brinch Hansen, "An analysis of response ratio scheduling", IFIP 1971.
     """
 
     def __init__(self, config: SjfConfig, victims: VictimPolicy) -> None:
         self._limits = config.step_limits()
-        self._max_wait_s = config.max_wait_s
+        self._max_wait_s = math.inf if config.max_wait_s is None else config.max_wait_s
         self._output = OutputEstimate(config.estimate)
         self._victims = victims
         self._num_computed = 0
@@ -74,14 +76,12 @@ class SjfPolicy(SchedulingPolicy):
     def _by_ratio(self, waiting: Sequence[RequestView], view: SchedulerView) -> Iterator[RequestView]:
         rows = self._waiting.rows(waiting, view)
         # They wait in order of arrival, so those that are due are the first.
-        num_due = bisect_right(rows.entries, view.now_s - self._max_wait_s, key=arrival_s)
-        yield from filter(is_waiting, (entry[2] for entry in rows.entries[:num_due]))
+        num_due = bisect_right(rows.requests, view.now_s - self._max_wait_s, key=_arrival_s)
+        yield from islice(rows.requests, num_due)
         arrived_at, work = rows.columns[:, num_due:]
         # One token more than it waited, so that the least work comes first among those that have just arrived.
         for index in least_first((arrived_at - self._num_computed - 1) / work):
-            request = rows.entries[num_due + index][2]
-            if is_waiting(request):
-                yield request
+            yield rows.requests[num_due + index]
 
     def _job(self, request: RequestView) -> tuple[int, float]:
         return self._jobs.get(request.request_id) or (self._num_computed, self._work(request))
@@ -109,3 +109,7 @@ class SjfPolicy(SchedulingPolicy):
         elif isinstance(event, StepLanded):
             self._num_computed += event.num_tokens
         self._waiting.observe(event)
+
+
+def _arrival_s(request: RequestView) -> float:
+    return request.arrival_time_s

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from tokenloom.interfaces.contract import PluginChoice
 from tokenloom.interfaces.scheduler import Ledger, Scheduler, SchedulerContext, SchedulerView
-from tokenloom.interfaces.scheduler_events import RequestArrived, RequestFinished, SchedulerEvent, StepLanded
+from tokenloom.interfaces.scheduler_events import RequestAdmitted, RequestArrived, RequestFinished, SchedulerEvent
 from tokenloom.interfaces.scheduling_policy import SchedulingPolicy, StepLimits, VictimPolicy
 from tokenloom.request import RequestView
 from tokenloom.scheduling import PolicyScheduler
@@ -31,10 +31,13 @@ class StaticBatchConfig(PrefillSettings):
 
 @final
 class StaticBatchPolicy(SchedulingPolicy):
-    """Batches of the first max_num_seqs requests that wait when the last batch has ended, or of all if they are fewer.
+    """Batches of the first max_num_seqs requests to arrive of those that wait when the last batch has ended, or of all
+    if they are fewer.
 
-    Members start in order of arrival as tokens and blocks allow, over several steps if need be; a slot whose request
-    has ended stays empty. It optimises nothing: it is what continuous batching is compared with.
+    Who belongs to a batch is settled when its first member starts. Members start in order of arrival as tokens and
+    blocks allow, over several steps if need be; one that lets others pass, since it waits for a prefix or
+    `max_long_partial_prefills` holds it back, is only passed by members. A slot whose request has ended stays empty.
+    It optimises nothing: it is what continuous batching is compared with.
 
     Bound on waiting: a request waits for the batches of those that arrived before it, each as long as its longest
     member.
@@ -45,16 +48,18 @@ class StaticBatchPolicy(SchedulingPolicy):
         self._victims = victims
         self._batch_size = batch_size
         self._live: dict[str, None] = {}
+        """Requests that have not ended, in order of arrival."""
         self._members: set[str] = set()
-        self._num_ended_at_once = 0
-        """Members that ended in the step that formed the batch."""
+        """Those of the batch that have not ended."""
+        self._has_begun = False
+        """Whether the batch has started, so that nobody joins it any more."""
 
     def order(self, requests: Sequence[RequestView], view: SchedulerView) -> Iterable[RequestView]:
         return requests
 
     def admit(self, request: RequestView, view: SchedulerView, ledger: Ledger) -> bool:
-        # Without members this step forms the batch of the first to arrive, unless one that does so is in flight.
-        return request.request_id in self._members if self._members else not view.running
+        # Of requests whose arrival it was not told, those that wait together are a batch.
+        return request.request_id in self._members if self._live else not view.running
 
     def step_limits(self, view: SchedulerView) -> StepLimits:
         return self._limits
@@ -67,12 +72,16 @@ class StaticBatchPolicy(SchedulingPolicy):
     def observe(self, event: SchedulerEvent) -> None:
         if isinstance(event, RequestArrived):
             self._live[event.request.request_id] = None
+            self._gather()
+        elif isinstance(event, RequestAdmitted):
+            self._has_begun = True
         elif isinstance(event, RequestFinished):
-            has_run = event.request.num_computed_tokens > 0
-            self._num_ended_at_once += not self._members and has_run
             self._live.pop(event.request.request_id, None)
             self._members.discard(event.request.request_id)
-        elif isinstance(event, StepLanded):
-            if not self._members:
-                self._members.update(islice(self._live, self._batch_size - self._num_ended_at_once))
-            self._num_ended_at_once = 0
+            self._has_begun = self._has_begun and bool(self._members)
+            self._gather()
+
+    def _gather(self) -> None:
+        """The next batch is the first to arrive, until it begins."""
+        if not self._has_begun and len(self._members) < self._batch_size:
+            self._members.update(islice(self._live, self._batch_size))

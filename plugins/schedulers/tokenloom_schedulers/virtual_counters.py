@@ -5,12 +5,21 @@ Source: Y. Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from heapq import heapify, heappop, heappush
+from collections.abc import Iterator, Mapping, Sequence
+from heapq import heapify, heappop, heapreplace
 from typing import final
 
-from tokenloom.interfaces.scheduler_events import StepLanded
-from tokenloom.request import RequestStatus, RequestView
+from tokenloom.interfaces.scheduler import Ledger, SchedulerView
+from tokenloom.interfaces.scheduler_events import (
+    RequestAdmitted,
+    RequestArrived,
+    RequestFinished,
+    RequestPreempted,
+    SchedulerEvent,
+    StepLanded,
+)
+from tokenloom.request import RequestView
+from tokenloom.scheduling import WaitingOrder
 
 __all__ = ["VirtualCounters"]
 
@@ -20,31 +29,35 @@ _MAX_IDLE = 1_000
 
 @final
 class _Tenant:
-    """One tenant's counter, and its requests that wait: (arrival time, rank, tie-break, request, is it new)."""
+    """One tenant's counter, how many of its requests have not ended, and those that wait."""
 
     __slots__ = ("counter", "num_live", "queue")
 
     def __init__(self) -> None:
         self.counter = 0.0
         self.num_live = 0
-        self.queue: list[tuple[float, int, int, RequestView, bool]] = []
+        self.queue = WaitingOrder[RequestView]()
 
 
 @final
 class VirtualCounters:
-    """The state of VTC. A counter grows by a tenant's service divided by its weight."""
+    """The state of VTC. A counter grows by a tenant's service divided by its weight.
 
-    def __init__(self, prompt_cost: Callable[[RequestView], float], output_cost: Callable[[str], float]) -> None:
-        """Costs in units of service: of a request's prompt, and of one output token of a tenant; weights included."""
-        self._prompt_cost = prompt_cost
+    A prompt counts when its request is first admitted, less what the prefix cache held of it; output as it is emitted.
+    """
+
+    def __init__(self, input_cost: float, output_cost: float, weights: Mapping[str, float]) -> None:
+        """Costs per token; a tenant without a weight has weight 1."""
+        self._input_cost = input_cost
         self._output_cost = output_cost
+        self._weights = weights
         self._tenants: dict[str, _Tenant] = {}
         self._queued: dict[str, _Tenant] = {}
-        self._owners: dict[str, tuple[str, int]] = {}
-        """request_id -> (tenant, rank of arrival)."""
+        """Those of whom a request waits, in the order in which they joined the queue."""
+        self._owners: dict[str, str] = {}
+        """request_id -> tenant."""
         self._ended: dict[str, str] = {}
-        """request_id -> tenant of those that ended since the last step landed."""
-        self._num_pushed = 0
+        """The same of those that ended since the last step landed."""
         self._level = 0.0
         """The least counter of tenants that wait, or that of the last that did."""
 
@@ -52,83 +65,109 @@ class VirtualCounters:
         """The service that a tenant had, over its weight; 0 if it is not known."""
         return self._tenants[tenant].counter if tenant in self._tenants else 0.0
 
-    def merge(self, waiting: Iterable[RequestView]) -> Iterator[RequestView]:
+    def merge(
+        self, waiting: Sequence[RequestView], view: SchedulerView, ledger: Ledger | None = None
+    ) -> Iterator[RequestView]:
         """Yields requests in the order in which VTC admits them: the next one of the tenant with the least counter.
 
-        Each prompt counts from the moment at which it is yielded.
+        Of those yielded before, the prompts of requests with a grant on the ledger count. Without a ledger, all do.
+
+        Args:
+            waiting: in order of arrival; the view's waiting ones, as a rule.
+            view: of this step.
+            ledger: to be read only.
         """
+        # Of equal counters, the tenant that waited longer goes first.
+        heap = [
+            (self.counter(name), queue[0].arrival_time_s, index, iter(queue))
+            for index, (name, queue) in enumerate(self._queues(waiting, view).items())
+        ]
+        heapify(heap)
+        while heap:
+            counter, arrival_s, index, queue = heap[0]
+            request = next(queue, None)
+            if request is None:
+                heappop(heap)
+                continue
+            yield request
+            # What is held back for now costs its tenant nothing: it is still that tenant's turn.
+            if ledger is None or ledger.is_scheduled(request):
+                num_cached = 0 if ledger is None else ledger.cached_tokens(request)
+                heapreplace(heap, (counter + self._prompt_cost(request, num_cached), arrival_s, index, queue))
+
+    def observe(self, event: SchedulerEvent) -> None:
+        """Follows what happened."""
+        if isinstance(event, (RequestArrived, RequestPreempted)):
+            self._wait(event.request)
+        elif isinstance(event, RequestAdmitted):
+            self._start(event.request)
+        elif isinstance(event, RequestFinished):
+            self._end(event.request)
+        elif isinstance(event, StepLanded):
+            self._land(event.num_emitted)
+
+    def _queues(self, waiting: Sequence[RequestView], view: SchedulerView) -> Mapping[str, Sequence[RequestView]]:
+        """Waiting requests by tenant, in order of arrival. Those that the events have not told of are looked at."""
+        if waiting is view.waiting and len(waiting) == sum(len(tenant.queue) for tenant in self._queued.values()):
+            return {name: tenant.queue for name, tenant in self._queued.items()}
         queues: dict[str, list[RequestView]] = {}
         for request in waiting:
             queues.setdefault(request.tenant, []).append(request)
-        heap = [(self.counter(tenant), index, iter(queue)) for index, (tenant, queue) in enumerate(queues.items())]
-        heapify(heap)
-        while heap:
-            counter, index, queue = heappop(heap)
-            for request in queue:
-                yield request
-                is_new = request.num_preemptions == 0
-                heappush(heap, (counter + is_new * self._prompt_cost(request), index, queue))
-                break
+        return queues
 
-    def arrive(self, request: RequestView) -> None:
-        """A new request waits."""
-        tenant = self._tenants.setdefault(request.tenant, _Tenant())
-        tenant.num_live += 1
-        self._owners[request.request_id] = (request.tenant, self._num_pushed)
-        self._push(request, is_new=True)
-
-    def come_back(self, request: RequestView) -> None:
-        """A preempted request waits again; its prompt was counted."""
-        self._push(request, is_new=False)
-
-    def end(self, request: RequestView) -> None:
-        """A request ended; what it emitted in the step that is landing is still to be counted."""
-        owner = self._owners.pop(request.request_id, None)
-        if owner is not None:
-            name, _ = owner
-            tenant = self._tenants[name]
-            tenant.num_live -= 1
-            self._ended[request.request_id] = name
-            self._settle(name, tenant)
-
-    def land(self, event: StepLanded) -> None:
-        """Counts the prompts that were admitted and the tokens that were emitted."""
-        for name, tenant in list(self._queued.items()):
-            self._settle(name, tenant)
-        costs: dict[str, float] = {}
-        for request_id, count in event.num_emitted.items():
-            owner = self._owners.get(request_id)
-            payer = self._ended.get(request_id) if owner is None else owner[0]
-            if payer is not None:
-                if payer not in costs:
-                    costs[payer] = self._output_cost(payer)
-                self._tenants[payer].counter += count * costs[payer]
-        self._ended.clear()
-        if self._queued:
-            self._level = min(tenant.counter for tenant in self._queued.values())
-        self._forget_idle()
-
-    def _push(self, request: RequestView, *, is_new: bool) -> None:
-        name, rank = self._owners[request.request_id]
-        tenant = self._tenants[name]
+    def _wait(self, request: RequestView) -> None:
+        """A request joins the queue; told of one that waits already, nothing changes."""
+        name = request.tenant
+        tenant = self._tenants.setdefault(name, _Tenant())
+        if request.request_id not in self._owners:
+            self._owners[request.request_id] = name
+            tenant.num_live += 1
         if name not in self._queued:
             # What a tenant did not ask for while it was away is no credit.
             tenant.counter = max(tenant.counter, self._level)
             if not self._queued:
                 self._level = tenant.counter
             self._queued[name] = tenant
-        self._num_pushed += 1
-        heappush(tenant.queue, (request.arrival_time_s, rank, self._num_pushed, request, is_new))
+        tenant.queue.add(request)
 
-    def _settle(self, name: str, tenant: _Tenant) -> None:
-        """Takes the requests that no longer wait from the head of a queue, and counts the prompts of those admitted."""
-        queue = tenant.queue
-        while queue and queue[0][3].status in (RequestStatus.RUNNING, RequestStatus.FINISHED):
-            _, _, _, request, is_new = heappop(queue)
-            if is_new and (request.status is RequestStatus.RUNNING or request.num_computed_tokens > 0):
-                tenant.counter += self._prompt_cost(request)
-        if not queue and self._queued.pop(name, None) is not None and not self._queued:
-            self._level = max(self._level, tenant.counter)
+    def _start(self, request: RequestView) -> None:
+        tenant = self._tenants[request.tenant]
+        tenant.counter += self._prompt_cost(request, request.num_cached_tokens)
+        self._leave(request, tenant)
+
+    def _end(self, request: RequestView) -> None:
+        """A request ended; what it emitted in the step that is landing is still to be counted."""
+        name = self._owners.pop(request.request_id, None)
+        if name is not None:
+            tenant = self._tenants[name]
+            tenant.num_live -= 1
+            self._ended[request.request_id] = name
+            self._leave(request, tenant)
+            tenant.queue.forget(request.request_id)
+
+    def _leave(self, request: RequestView, tenant: _Tenant) -> None:
+        """A request leaves the queue, if it waits."""
+        if tenant.queue.discard(request) is not None and not tenant.queue:
+            del self._queued[request.tenant]
+            if not self._queued:
+                self._level = max(self._level, tenant.counter)
+
+    def _land(self, num_emitted: Mapping[str, int]) -> None:
+        for request_id, count in num_emitted.items():
+            payer = self._owners.get(request_id, self._ended.get(request_id))
+            if payer is not None:
+                self._tenants[payer].counter += self._output_cost * count / self._weights.get(payer, 1.0)
+        self._ended.clear()
+        if self._queued:
+            self._level = min(tenant.counter for tenant in self._queued.values())
+        self._forget_idle()
+
+    def _prompt_cost(self, request: RequestView, num_cached: int) -> float:
+        """What the admission of a request costs; its prompt was counted if it comes back after a preemption."""
+        if request.num_preemptions:
+            return 0.0
+        num_tokens = max(0, request.num_prompt_tokens - num_cached)
+        return self._input_cost * num_tokens / self._weights.get(request.tenant, 1.0)
 
     def _forget_idle(self) -> None:
         """Drops tenants that would be lifted to the level anyway, once there are many without requests."""

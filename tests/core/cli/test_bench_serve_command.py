@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.core.load_generator.fake_server import FakeServer, Reply, completion_events
+from tests.core.load_generator.lost_server import lose_server_after
 
 RunCli = Callable[..., tuple[int, str, str]]
 SMALL = ("limit=12", "concurrency=3", "prompt_tokens=4", "output_tokens=5")
@@ -130,6 +131,33 @@ def test_ctrl_c_ends_with_the_results_so_far(run_cli: RunCli, tmp_path: Path) ->
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+@pytest.mark.parametrize("limit", ["99", "99,98"])
+def test_figures_of_a_run_that_lost_its_server_are_kept_and_called_partial(
+    run_cli: RunCli, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str
+) -> None:
+    lose_server_after(5, monkeypatch)
+    target = tmp_path / "result.json"
+    words = (f"limit={limit}", "concurrency=1", "prompt_tokens=4", "output_tokens=2", f"output={target}")
+    code, out, err = run_cli("bench", "serve", f"base_url={url}", *words)
+    assert code == 1
+    assert "error: the server cannot be reached any more" in err
+    assert "these figures are partial" in err
+    assert "tokens/s" in out
+    result = json.loads(target.read_text())
+    assert result["num_completed"] == 5
+    assert result["lost"].startswith("the server cannot be reached any more")
+
+
+def test_a_server_that_is_lost_within_the_warmup_leaves_nothing_but_the_error(
+    run_cli: RunCli, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lose_server_after(5, monkeypatch)
+    words = ("limit=99", "concurrency=1", "prompt_tokens=4", "output_tokens=2", "warmup_s=60")
+    code, _, err = run_cli("bench", "serve", f"base_url={url}", *words)
+    assert code == 1
+    assert "error: the server cannot be reached any more" in err
+
+
 def test_a_run_that_cannot_be_measured_does_not_cost_the_one_before(run_cli: RunCli, url: str, tmp_path: Path) -> None:
     target = tmp_path / "result.json"
     words = ("limit=12,4", "concurrency=2", "prompt_tokens=4", "output_tokens=2", "warmup_s=0,30", f"output={target}")
@@ -170,6 +198,8 @@ def test_failures_are_told_also_where_nothing_is_left_to_measure(run_cli: RunCli
         (("base_url=http://h", "rate=1", "plot=x.txt"), "must end in"),
         (("base_url=http://h", "rate=1,2", "limit=5,6", "plot=x.png"), "sweep one key only"),
         (("base_url=http://h", "output=nowhere/x.json"), "folder does not exist"),
+        (("base_url=http://h", "vocab_size=2"), "vocab_size: must be greater than or equal to 32"),
+        (("base_url=http://h", "limit=3,3"), "limit=3 is given twice"),
         (("base_url=http://h", "rate=nan"), "rate"),
         (("base_url=http://h", "rate"), "is not an override"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 
@@ -79,22 +80,19 @@ def test_a_preset_knows_the_windows_of_its_model(run_cli: RunCli, tmp_path: Path
 
 def test_every_workout_runs_and_every_fourth_is_held_out(model: Path) -> None:
     config, recording = recorded(compose_config([f"model={model}", *SMALL]))
+    plan = CalibrationPlan(0.0, longest_prompt=100, most_running=4)
     with LLM(config=config) as llm:
-        workouts = plan_workouts(llm.engine, CalibrationPlan(0.0, longest_prompt=100, most_running=4), max_num_seqs=64)
+        workouts = plan_workouts(llm.engine, plan)
         told: list[float] = []
-        measured = measure_steps(llm.engine, recording, workouts, 0.0, [AttentionSpan(None, 256, 1.0)], told.append)
+        measured = measure_steps(llm.engine, recording, workouts, plan, [AttentionSpan(None, 256, 1.0)], told.append)
         assert llm.engine.stats.num_cached_tokens == 0
-    # Prompts of 16, 64 and 100 tokens, alone, by two and by four, as far as they fit 400 tokens.
-    assert {(w.num_requests, w.num_prompt_tokens) for w in workouts} == {
-        (1, 16), (2, 16), (4, 16), (1, 64), (2, 64), (4, 64), (1, 100), (2, 100),
-    }  # fmt: skip
-    assert len(told) == len(workouts) + 1
+    # Prompts of 16, 64 and 100 tokens, alone, by two and by four.
+    assert {(w.num_requests, w.num_prompt_tokens) for w in workouts} == set(itertools.product((1, 2, 4), (16, 64, 100)))
+    assert len(told) == 2 * len(workouts)
     shapes = [step.shape for step in (*measured.fitted, *measured.held_out)]
     # A prompt of 100 takes chunks of 48, 48 and 4.
     assert {48, 4, 16} <= {shape.num_prefill_tokens for shape in shapes}
-    assert {shape.num_decode_rows for shape in shapes} == {0, 1, 2, 4} | {
-        shape.num_decode_rows for shape in shapes if shape.num_prefill_tokens
-    }
+    assert {shape.num_decode_rows for shape in shapes} == {0, 1, 2, 3, 4}
     assert all(step.duration_s > 0.0 for step in measured.fitted)
     held_out = {step.shape.num_decode_rows for step in measured.held_out}
     assert held_out
@@ -108,6 +106,7 @@ def test_every_workout_runs_and_every_fourth_is_held_out(model: Path) -> None:
         (("output=nowhere/mine.yaml",), "folder does not exist"),
         (("output=mine.yaml", "executor=simulated"), "no real steps"),
         (("output=mine.yaml", "spec_decode=ngram"), "plain steps"),
+        (("output=mine.yaml", "trace.file=mine.yaml"), "output and trace.file name the same file, mine.yaml"),
         ((), "output"),
     ],
 )

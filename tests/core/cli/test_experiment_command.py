@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from tests.tiny_model import write_tiny_llama
-from tokenloom.experiments import plots, runs
+from tokenloom.bench import plot_file
+from tokenloom.experiments import runs
 from tokenloom.simulation.replay import SimulationRun
 
 RunCli = Callable[..., tuple[int, str, str]]
@@ -77,6 +78,18 @@ def test_schedulers_see_tenants_priorities_and_targets_in_real_runs_too(run_cli:
     tenants, priorities, *targets = zip(*seen[0], strict=True)
     assert set(zip(*targets, strict=True)) == {(3.0, 0.1), (30.0, 1.0)}
     assert min(len(set(tenants)), len(set(priorities))) > 1
+
+
+@pytest.mark.parametrize("name", ["results.csv", "trace.jsonl", "."])
+def test_a_trace_among_the_results_is_refused(run_cli: RunCli, tmp_path: Path, name: str) -> None:
+    (tmp_path / "found").mkdir()
+    trace, output = tmp_path / "found" / name, tmp_path / "found"
+    if name == ".":
+        output.rmdir()
+    code, out, err = run_cli("experiment", *SIMULATED, "plot=false", f"output={output}", f"trace.file={trace}")
+    assert (code, out) == (2, "")
+    assert f"lies in output={output}, which holds the results and nothing else" in err
+    assert name == "." or not list(output.iterdir())
 
 
 def test_a_failing_point_does_not_lose_the_others(run_cli: RunCli, tmp_path: Path) -> None:
@@ -151,18 +164,24 @@ def test_mistakes_are_named_before_anything_runs(
     assert not (tmp_path / "found").exists()
 
 
-def test_a_figure_that_does_not_exist_costs_no_results(run_cli: RunCli, tmp_path: Path) -> None:
-    words = (*SIMULATED, "figures=[latency.ttft_s.p98]", "plot=false", f"output={tmp_path / 'found'}")
-    code, _, err = run_cli("experiment", *words)
+def test_a_figure_that_does_not_exist_costs_one_run_at_most(run_cli: RunCli, tmp_path: Path) -> None:
+    words = (*SIMULATED, "figures=[latency.ttft_s.p98]", "scheduler=fcfs,sjf", "plot=false")
+    code, _, err = run_cli("experiment", *words, f"output={tmp_path / 'found'}")
     assert code == 2
     assert "latency.ttft_s.p99" in err
-    assert (tmp_path / "found" / "results.csv").exists()
+    assert [row["configuration"] for row in table(tmp_path / "found")] == ["scheduler=fcfs"]
+
+
+def test_a_figure_that_only_a_later_run_has_is_waited_for(run_cli: RunCli, tmp_path: Path) -> None:
+    words = (*SIMULATED, "figures=[fairness.service_gap]", "num_tenants=1,2", "rate=4", "plot=false")
+    code, _, err = run_cli("experiment", *words, f"output={tmp_path / 'found'}")
+    assert (code, err) == (0, "")
 
 
 def test_missing_matplotlib_is_named_with_the_remedy(
     run_cli: RunCli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(plots, "find_spec", lambda _: None)
+    monkeypatch.setattr(plot_file, "find_spec", lambda _: None)
     code, _, err = run_cli("experiment", *SIMULATED, f"output={tmp_path / 'found'}")
     assert code == 2
     assert "pip install 'tokenloom[plot]', or say plot=false" in err

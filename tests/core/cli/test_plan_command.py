@@ -48,6 +48,48 @@ def test_another_devices_memory_can_be_planned_for(run_cli: RunCli, words: tuple
     assert "does not fit" in err
 
 
+def test_a_device_too_small_for_the_weights_is_told_so(run_cli: RunCli, words: tuple[str, ...]) -> None:
+    code, out, err = run_cli("plan", "memory", *words, "memory_bytes=1000")
+    assert (code, out) == (1, "")
+    assert "the weights do not fit: " in err
+    assert "of a memory of 1000 B" in err
+    assert "cache.memory_fraction" not in err
+    assert " -" not in err
+
+
+@pytest.mark.parametrize(
+    ("override", "shown"),
+    [
+        ("engine.seed=3", "engine.seed=3"),
+        ("debug.checks=full", "debug.checks=full"),
+        ("trace.file=x.jsonl", "trace.file=x.jsonl"),
+        ("scheduler.max_queued_requests=4", "scheduler.max_queued_requests=4"),
+        ("scheduler={max_num_seqs:2,max_queued_tokens:9}", "scheduler.max_queued_tokens in scheduler={"),
+    ],
+)
+def test_keys_that_change_no_memory_are_refused(
+    run_cli: RunCli, words: tuple[str, ...], override: str, shown: str
+) -> None:
+    code, out, err = run_cli("plan", "memory", *words, override)
+    assert (code, out) == (2, "")
+    assert err.startswith(f"error: {shown}")
+    assert "no effect on `tokenloom plan memory`" in err
+    assert "scheduler.max_num_batched_tokens" in err
+
+
+def test_keys_and_presets_that_change_memory_are_taken(run_cli: RunCli, words: tuple[str, ...]) -> None:
+    more = ("scheduler=sjf", "scheduler.victim=most_blocks", "cache=radix", "cache.eviction=fifo", "quant=int8")
+    sizes = ("scheduler.max_num_batched_tokens=64", "experiment=debug", "prompt_tokens=16")
+    code, _, err = run_cli("plan", "memory", *words, *more, *sizes)
+    assert (code, err) == (0, "")
+
+
+def test_a_file_that_cannot_be_written_is_refused_at_once(run_cli: RunCli, words: tuple[str, ...]) -> None:
+    code, out, err = run_cli("plan", "memory", *words, "output=nowhere/plan.json")
+    assert (code, out) == (2, "")
+    assert "output=nowhere/plan.json: its folder does not exist" in err
+
+
 def test_lengths_beyond_the_model_are_refused(run_cli: RunCli, words: tuple[str, ...]) -> None:
     code, _, err = run_cli("plan", "memory", *words, "prompt_tokens=500", "output_tokens=13")
     assert code == 2

@@ -51,6 +51,8 @@ def test_profile_takes_the_workload_of_a_bench(run_cli: RunCli, small: tuple[str
         (("workload=mixed.json", "num_requests=3"), "num_requests: only of workload=generated"),
         (("output=no/such/folder/x.json",), "its folder does not exist"),
         (("output=.",), "is a folder"),
+        (("output=x.json", "trace.file=x.json"), "output and trace.file name the same file, x.json"),
+        (("trace.file=trace.json",), "output and trace.file name the same file, trace.json"),
         (("skip=900", "output=x.json", "output_tokens=2"), "skip=900"),
         (("executor=simulated",), "executor=local"),
     ],

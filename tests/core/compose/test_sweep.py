@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tokenloom.compose.sweep import SweepPoint, expand_sweep
+from tokenloom.errors import ConfigError
 
 
 def test_no_sweep_is_one_point_without_changes() -> None:
@@ -43,3 +44,35 @@ def test_hydras_grammar_says_what_a_sweep_is(override: str, values: list[str]) -
 )
 def test_lists_texts_and_what_cannot_be_parsed_are_left_alone(override: str) -> None:
     assert expand_sweep([override], text_keys=("output",)) == [SweepPoint((override,), ())]
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("rate=1,1", "rate=1 is given twice"),
+        ("rate=1,2,1.0", "rate=1.0 is given twice"),
+        ("scheduler=choice(fcfs,sjf,fcfs)", "scheduler=fcfs is given twice"),
+        ("cache.num_blocks=null,NULL", "cache.num_blocks=null is given twice"),
+        ("x=[1,2],[1,2]", r"x=\[1,2\] is given twice"),
+        ("x=a,'a'", "is given twice"),
+        ("x=range(3,3)", "has no values"),
+    ],
+)
+def test_a_value_given_twice_or_none_at_all_is_refused(override: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        expand_sweep(["seed=1", override])
+    assert len(expand_sweep(["x=1,true"])) == 2
+
+
+@pytest.mark.parametrize(
+    ("overrides", "points"),
+    [
+        (["rate=1,2", "rate=3"], [("rate=3",)]),
+        (["rate=1,2", "limit=5", "+rate=3,4"], [("limit=5", "+rate=3"), ("limit=5", "+rate=4")]),
+        (["rate=3", "rate=1,2"], [("rate=3", "rate=1"), ("rate=3", "rate=2")]),
+        (["cache/eviction=lru,lfu", "cache.eviction=fifo"], [("cache.eviction=fifo",)]),
+    ],
+)
+def test_of_two_sweeps_of_one_key_the_last_wins(overrides: list[str], points: list[tuple[str, ...]]) -> None:
+    """The points of the first would be named by values that they do not run with."""
+    assert [point.overrides for point in expand_sweep(overrides)] == points

@@ -102,7 +102,7 @@ def test_another_contract_version_stops_only_runs_that_name_it(tmp_path: Path, m
     install_package(tmp_path, monkeypatch, "tp_future", source, conf={"scheduler/future.yaml": "name: future\n"})
     registry = Registry.discover()
     assert compose_config(registry=registry).engine.scheduler.name == "fcfs"
-    with pytest.raises(ContractVersionError, match=r"scheduler=future .*contract 9\.0, this core speaks 1\.2"):
+    with pytest.raises(ContractVersionError, match=r"scheduler=future .*contract 9\.0, this core speaks 1\.3"):
         compose_config(["scheduler=future"], registry=registry)
 
 

@@ -14,6 +14,7 @@ from tokenloom.batch import SchedulePlan
 from tokenloom.engine_output import EngineOutput
 from tokenloom.engine_process import submissions as submissions_module
 from tokenloom.engine_process.engine_loop import EngineLoop
+from tokenloom.engine_process.fault import Fault
 from tokenloom.engine_process.heartbeat import Heartbeat, period_s
 from tokenloom.engine_process.loop_observer import LoopObserver
 from tokenloom.engine_process.messages import (
@@ -31,7 +32,7 @@ from tokenloom.engine_process.messages import (
     Truncate,
 )
 from tokenloom.engine_process.operations import Operations
-from tokenloom.errors import EngineDeadError, PluginContractError, RequestError
+from tokenloom.errors import CONTEXT_LENGTH_EXCEEDED, EngineDeadError, PluginContractError, RequestError
 from tokenloom.grammar_spec import GrammarSpec
 from tokenloom.interfaces.contract import PluginChoice, PluginConfig
 from tokenloom.interfaces.logits import LogitsConstraint
@@ -99,20 +100,26 @@ def test_of_several_choices_all_run_or_none() -> None:
     link = run(harness, [("x", submission("a", n=2)), ("x", submission("b", n=2))])
     assert set(tokens_of(link)) == {"a-0", "a-1"}
     (refused,) = of_kind(link, Refused)
-    assert (refused.request_id, refused.error) == ("b", "overloaded")
+    assert (refused.request_id, refused.fault.kind) == ("b", "overloaded")
     harness.check_idle()
 
 
 def test_what_can_never_run_is_refused_with_the_field_at_fault() -> None:
     link = run(EngineHarness(), [("x", submission("a", [99_999])), ("x", submission("b"))])
     (refused,) = of_kind(link, Refused)
-    assert (refused.request_id, refused.error, refused.param) == ("a", "request", "prompt")
+    assert (refused.request_id, refused.fault.kind, refused.fault.param) == ("a", "request", "prompt")
     assert set(tokens_of(link)) == {"b"}
+
+
+def test_a_refusal_bears_the_code_of_its_error() -> None:
+    link = run(EngineHarness(), [("x", submission("a", [1] * 500))])
+    (refused,) = of_kind(link, Refused)
+    assert (refused.fault.kind, refused.fault.code) == ("request", CONTEXT_LENGTH_EXCEEDED)
 
 
 def test_a_request_id_in_use_is_refused_and_the_first_one_goes_on() -> None:
     link = run(EngineHarness(), [("x", submission("a")), ("y", submission("a"))])
-    assert [(name, message.param) for _, name, message in link.sent if isinstance(message, Refused)] == [
+    assert [(name, message.fault.param) for _, name, message in link.sent if isinstance(message, Refused)] == [
         ("y", "request_id")
     ]
     assert len(tokens_of(link, "x")["a"]) == 4
@@ -192,7 +199,7 @@ def test_a_submission_that_breaks_the_factory_costs_nobody_else_anything(monkeyp
     monkeypatch.setattr(type(served.factory), "make", staticmethod(failing))
     EngineLoop(served, link).run()
     (refused,) = of_kind(link, Refused)
-    assert (refused.request_id, refused.error, refused.message) == ("a", "internal", "ZeroDivisionError: of ours")
+    assert refused == Refused("a", Fault("internal", "ZeroDivisionError: of ours"))
     assert len(tokens_of(link)["b"]) == 4
 
 
@@ -311,8 +318,8 @@ def test_the_kv_map_shows_every_block_or_so_many_cells() -> None:
 
 
 def test_an_operation_that_fails_or_is_unknown_is_answered_with_its_error() -> None:
-    assert call("kv_map", max_cells=0).error == "max_cells=0 must be a whole number >= 1"
-    assert "no operation 'fly', only kv_map, ping" in str(call("fly").error)
+    assert call("kv_map", max_cells=0).fault == Fault("request", "max_cells=0 must be a whole number >= 1", "max_cells")
+    assert "no operation 'fly', only kv_map, ping" in str(call("fly").fault)
 
 
 def test_the_prefix_cache_can_be_reset() -> None:
@@ -364,7 +371,7 @@ def test_a_grammar_that_is_none_is_refused_by_the_field_that_holds_it() -> None:
         raise RequestError(f"{spec.text} is no regex")
 
     link, _, _ = run_grammars(refuse, [("x", submission("a", grammar="(")), ("x", submission("b"))])
-    assert of_kind(link, Refused) == [Refused("a", "request", "( is no regex", "response_format")]
+    assert of_kind(link, Refused) == [Refused("a", Fault("request", "( is no regex", "response_format"))]
     assert len(tokens_of(link)["b"]) == 4
 
 
@@ -427,6 +434,27 @@ def test_an_abort_reaches_a_submission_whose_grammar_compiles() -> None:
     assert harness.engine.stats.num_prompt_tokens == 0
 
 
+def test_grammars_of_clients_that_have_left_are_not_compiled() -> None:
+    is_done, begun = threading.Event(), list[str]()
+
+    def slow(spec: GrammarSpec) -> LogitsConstraint:
+        begun.append(spec.text)
+        assert is_done.wait(10.0)
+        return AnyToken()
+
+    def release(turn: int) -> None:
+        if turn == 4:
+            is_done.set()
+
+    waiting = [("x", submission(name, n=2, grammar=name)) for name in "abc"]
+    turns: list[list[tuple[str, ToEngine]]] = [[*waiting, ("y", submission("d", grammar="d"))]]
+    turns += [[("x", Abort(["b"]))], [("y", FrontEndGone("y"))]]
+    link = ScriptedLink(*turns, on_turn=release)
+    EngineLoop(stub_served(EngineHarness(), slow), link).run()
+    assert begun == ["a", "c"]
+    assert set(tokens_of(link)) == {"a-0", "a-1", "c-0", "c-1"}
+
+
 # ---- what others hear ----
 
 
@@ -443,7 +471,7 @@ class Recorder(LoopObserver):
         self.heard.append(f"accepted {len(requests)}")
 
     def refused(self, refused: Refused) -> None:
-        self.heard.append(f"refused {refused.request_id} {refused.error}")
+        self.heard.append(f"refused {refused.request_id} {refused.fault.kind}")
 
     def stepped(self, outputs: Sequence[EngineOutput]) -> None:
         self.heard.append(f"stepped {' '.join(output.request_id for output in outputs)}")

@@ -11,6 +11,7 @@ import pytest
 from tests.core.engine_process.served_stub import INFO, FakeFrontEndLink, submission
 from tokenloom.batch import TokenLogprobs
 from tokenloom.engine_output import EngineOutput, RequestTimes
+from tokenloom.engine_process.fault import Fault, fault_of
 from tokenloom.engine_process.linked_client import LinkedClient
 from tokenloom.engine_process.linked_stream import LinkedStream
 from tokenloom.engine_process.messages import Abort, Call, Failed, Hello, Outputs, Refused, Reply, Truncate
@@ -139,26 +140,24 @@ def test_closing_a_stream_aborts_what_runs_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("refused", "error", "param"),
+    ("fault", "error"),
     [
-        (Refused("a", "request", "too long", "prompt"), RequestError, "prompt"),
-        (Refused("a", "overloaded", "full", retry_after_s=3.0), OverloadedError, None),
-        (Refused("a", "internal", "bug"), TokenloomError, None),
+        (Fault("request", "too long", "prompt", "context_length_exceeded"), RequestError),
+        (Fault("overloaded", "full", retry_after_s=3.0), OverloadedError),
+        (Fault("engine_dead", "gone"), EngineDeadError),
+        (Fault("internal", "bug"), TokenloomError),
     ],
 )
 @pytest.mark.parametrize("n", [1, 2])
-def test_a_refusal_is_raised_where_outputs_are_awaited(
-    refused: Refused, error: type[TokenloomError], param: str | None, n: int
-) -> None:
+def test_a_refusal_is_raised_where_outputs_are_awaited(fault: Fault, error: type[TokenloomError], n: int) -> None:
     async def test() -> None:
         client, link = connected()
         stream = client.submit(submission("a", n=n))
-        link.take(refused)
-        with pytest.raises(error, match=refused.message) as raised:
+        link.take(Refused("a", fault))
+        with pytest.raises(error, match=fault.message) as raised:
             await all_of(stream)
         assert type(raised.value) is error
-        assert getattr(raised.value, "param", None) == param
-        assert getattr(raised.value, "retry_after_s", None) == refused.retry_after_s
+        assert fault_of(raised.value) == fault
         assert client.num_choices == 0
         client.submit(submission("a", n=n))
 
@@ -221,12 +220,13 @@ def test_calls_are_answered_by_number_with_result_or_error() -> None:
         asked = [asyncio.create_task(client.call("kv_map", max_cells=3)), asyncio.create_task(client.call("fly"))]
         await asyncio.sleep(0)
         assert link.sent == [Call(0, "kv_map", {"max_cells": 3}), Call(1, "fly", {})]
-        link.take(Reply(1, error="cannot"))
+        link.take(Reply(1, fault=Fault("request", "cannot", "max_cells")))
         link.take(Reply(0, ["nff"]))
         link.take(Reply(9, "nobody asked"))
         assert await asked[0] == ["nff"]
-        with pytest.raises(TokenloomError, match="cannot"):
+        with pytest.raises(RequestError, match="cannot") as raised:
             await asked[1]
+        assert raised.value.param == "max_cells"
 
     run(test())
 

@@ -80,3 +80,17 @@ def test_a_grammar_holds_for_every_choice_and_a_wrong_one_is_refused(served: Ser
         with pytest.raises(RequestError) as raised:
             asyncio.run(texts(engine, "("))
     assert raised.value.param == "response_format"
+
+
+def test_a_grammar_that_would_take_minutes_to_compile_is_refused_and_the_next_one_is_not(llm: LLM) -> None:
+    grammars = served_engine(llm).grammars
+    patterns = " & ".join(f"/(.|\\n)*a{index}(.|\\n)*/" for index in range(40))
+    try:
+        refused, taken = (
+            grammars.start(GrammarSpec.lark(f"start: T\nT: {patterns}")),
+            grammars.start(GrammarSpec.regex("b")),
+        )
+        assert "costs too much" in str(refused.exception())
+        assert taken.exception() is None
+    finally:
+        grammars.close()

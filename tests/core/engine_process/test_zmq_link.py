@@ -16,6 +16,7 @@ from tests.core.engine_process.served_stub import INFO, stub_served, submission
 from tokenloom.batch import TokenLogprobs
 from tokenloom.engine_output import EngineOutput, RequestTimes
 from tokenloom.engine_process.engine_loop import EngineLoop
+from tokenloom.engine_process.fault import Fault
 from tokenloom.engine_process.linked_client import LinkedClient
 from tokenloom.engine_process.messages import (
     Abort,
@@ -101,8 +102,10 @@ FROM_ENGINE: list[FromEngine] = [
             EngineOutput("b", [], (), FinishReason.ERROR, 3, 0, "failed", 3.5, RequestTimes(1.0, 2.0, 3.0, 4.0)),
         ]
     ),
-    Refused("a", "overloaded", "full", None, 2.0),
+    Refused("a", Fault("overloaded", "full", retry_after_s=2.0)),
+    Refused("b", Fault("request", "too long", "prompt", "context_length_exceeded")),
     Reply(1, {"x": [1, 2.5, None]}),
+    Reply(2, fault=Fault("engine_dead", "gone")),
     Failed("dead"),
 ]
 
@@ -160,7 +163,7 @@ def test_what_cannot_be_read_is_refused_by_its_request_id(address: str, engine_l
         assert socket.poll(round(1000 * TIMEOUT_S))
         refused = msgspec.msgpack.decode(socket.recv(), type=FromEngine)
     assert isinstance(refused, Refused)
-    assert (refused.request_id, refused.error) == ("a", "internal")
+    assert (refused.request_id, refused.fault.kind) == ("a", "internal")
 
 
 def test_a_loop_serves_clients_over_it_until_it_is_stopped(address: str) -> None:

@@ -14,7 +14,7 @@ from tokenloom.engine_parts import EngineParts
 from tokenloom.executors.simulated import SimulatedExecutor, SimulatedModel
 from tokenloom.executors.step_time import AttentionSpan, StepCosts
 from tokenloom.executors.synthetic_tokens import TokenSource
-from tokenloom.interfaces.cache import CacheContext
+from tokenloom.interfaces.cache import CacheContext, PrefixCache
 from tokenloom.interfaces.executor import Executor, ModelFacts, StepHandle
 from tokenloom.interfaces.scheduler import Scheduler, SchedulerContext
 from tokenloom.interfaces.spec_decode import DraftPolicy
@@ -96,7 +96,7 @@ def build_twin(
     tokens: TokenSource,
     scheduler: Callable[[SchedulerContext], Scheduler],
     *,
-    cache: str = "hash",
+    cache: str | Callable[[CacheContext], PrefixCache] = "hash",
     draft_policy: DraftPolicy | None = None,
     costs: StepCosts = FREE,
     host_memory_bytes: int = 0,
@@ -113,20 +113,24 @@ def assemble(
     clock: VirtualClock,
     limits: SchedulerContext,
     scheduler: Callable[[SchedulerContext], Scheduler],
-    cache: str = "hash",
+    cache: str | Callable[[CacheContext], PrefixCache] = "hash",
     draft_policy: DraftPolicy | None = None,
     host_memory_bytes: int = 0,
 ) -> Twin:
     """An engine on any executor."""
+
+    def build_cache(context: CacheContext) -> PrefixCache:
+        return build_prefix_cache(cache, context) if isinstance(cache, str) else cache(context)
+
     executor, facts = Recording(inner), inner.model_facts()
     kv = KVManager(
         facts.kv_groups,
         facts.num_blocks,
         limits.block_size,
         facts.block_root,
-        lambda count: build_prefix_cache(cache, CacheContext(limits.block_size, count, facts.max_model_len)),
+        lambda count: build_cache(CacheContext(limits.block_size, count, facts.max_model_len)),
         clock,
-        f"cache={cache}",
+        "cache=test",
         host_memory_bytes,
     )
     parts = EngineParts(

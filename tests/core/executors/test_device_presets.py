@@ -9,7 +9,7 @@ import yaml
 
 from tokenloom.errors import ConfigError
 from tokenloom.executors.device_presets import DEVICE_PRESETS, DevicePreset, load_preset
-from tokenloom.executors.step_time import StepShape
+from tokenloom.executors.step_time import CostBracket, StepShape
 
 
 def test_kv_bytes_per_token_are_those_of_the_formula() -> None:
@@ -39,6 +39,15 @@ def test_a_file_holds_the_same_preset(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text(yaml.safe_dump(preset.model_dump()))
     assert load_preset(str(path)) == preset
+
+
+def test_a_file_holds_brackets(tmp_path: Path) -> None:
+    preset = load_preset("l4_8b")
+    brackets = (CostBracket(above=4, each_s=1e-5), CostBracket(above=16, each_s=2e-5))
+    costs = preset.costs.model_copy(update={"decode_brackets": brackets})
+    path = tmp_path / "mine.yaml"
+    path.write_text(yaml.safe_dump(preset.model_copy(update={"costs": costs}).model_dump()))
+    assert load_preset(str(path)).costs == costs
 
 
 def test_layers_are_grouped_by_how_far_they_look_back() -> None:
@@ -74,6 +83,8 @@ def test_numbers_may_be_written_as_in_json(tmp_path: Path) -> None:
         ({"host_bytes_per_s": "fast"}, "host_bytes_per_s"),
         ({"costs": {"step_s": -1.0}}, "costs.step_s: must be greater than or equal to 0"),
         ({"model": {**load_preset("l4_8b").model.model_dump(), "windows": [8, None]}}, "windows must name each of 32"),
+        ({"model": {**load_preset("l4_8b").model.model_dump(), "vocab_size": 2}}, "vocab_size: must be greater than"),
+        ({"model": {**load_preset("l4_8b").model.model_dump(), "num_layers": 10**12}}, "num_layers: must be less than"),
     ],
 )
 def test_a_wrong_key_of_a_file_is_named(tmp_path: Path, change: dict[str, object], message: str) -> None:

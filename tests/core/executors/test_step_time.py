@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from tokenloom.batch import RowPlan, StepPlan
-from tokenloom.executors.step_time import AttentionSpan, StepCosts, StepShape, step_shape
+from tokenloom.executors.step_time import AttentionSpan, CostBracket, StepCosts, StepShape, step_shape
 
 
 def row(start: int, count: int, drafts: int = 0) -> RowPlan:
@@ -49,8 +49,26 @@ def test_duration_is_linear_in_the_shape() -> None:
     costs = StepCosts(step_s=1.0, prefill_token_s=10.0, decode_row_s=100.0, kv_byte_s=1000.0, attention_pair_s=0.5)
     shape = StepShape(2, 3, 4, 6)
     assert costs.duration_s(shape) == 1.0 + 20.0 + 300.0 + 4000.0 + 3.0
-    in_order = [getattr(costs, name) for name in StepCosts.model_fields]
-    assert sum(cost * count for cost, count in zip(in_order, shape.as_row(), strict=True)) == costs.duration_s(shape)
+
+
+@pytest.mark.parametrize(
+    ("count", "seconds"), [(0, 0.0), (1, 100.0), (4, 400.0), (5, 407.0), (10, 442.0), (11, 442.5), (30, 452.0)]
+)
+def test_tokens_and_rows_beyond_a_bracket_cost_what_it_says(count: int, seconds: float) -> None:
+    brackets = (CostBracket(above=4, each_s=7.0), CostBracket(above=10, each_s=0.5))
+    rows = StepCosts(step_s=0, prefill_token_s=0, decode_row_s=100, kv_byte_s=0, decode_brackets=brackets)
+    assert rows.duration_s(StepShape(9, count, 0, 0)) == seconds
+    tokens = StepCosts(step_s=0, prefill_token_s=100, decode_row_s=0, kv_byte_s=0, prefill_brackets=brackets)
+    assert tokens.duration_s(StepShape(count, 9, 0, 0)) == seconds
+
+
+@pytest.mark.parametrize("name", ["prefill_brackets", "decode_brackets"])
+@pytest.mark.parametrize("above", [(4, 4), (8, 4), (0, 4)])
+def test_brackets_ascend_from_one(name: str, above: tuple[int, int]) -> None:
+    brackets = [{"above": count, "each_s": 1.0} for count in above]
+    free = {"step_s": 0.0, "prefill_token_s": 0.0, "decode_row_s": 0.0, "kv_byte_s": 0.0}
+    with pytest.raises(ValidationError, match="above"):
+        StepCosts.model_validate({**free, name: brackets})
 
 
 @pytest.mark.parametrize("value", [-1e-9, float("nan"), float("inf")])

@@ -52,6 +52,14 @@ def test_a_figure_that_nobody_has_is_refused_with_a_near_one() -> None:
         check_figures(POINTS, ("a.bb",))
 
 
+def test_figures_that_later_results_may_have_are_refused_at_the_end_only() -> None:
+    check_figures(POINTS, ("engine.times_s.transfer",), more_to_come=True)
+    with pytest.raises(ConfigError, match=r"figures=engine\.times_s\.transfer"):
+        check_figures(POINTS, ("engine.times_s.transfer",))
+    with pytest.raises(ConfigError, match=r"figures=a\.bb"):
+        check_figures(POINTS, ("a.bb",), more_to_come=True)
+
+
 def test_the_axis_is_the_swept_number_with_most_values() -> None:
     points = [point({"s": s, "r": r, "k": k}, RESULT) for s in "xy" for r in ("1", "2") for k in ("1", "2.5", "4e1")]
     assert swept_number(points) == "k"

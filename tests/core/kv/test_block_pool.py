@@ -7,6 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from tokenloom.errors import OutOfMemoryError
 from tokenloom.kv.block_pool import NULL_BLOCK, BlockPool, BlockState
 
 
@@ -17,6 +18,12 @@ def test_new_pool_keeps_one_null_block_and_frees_the_rest() -> None:
     assert pool.count(BlockState.FREE) == 4
     assert sorted(pool.allocate() for _ in range(4)) == [1, 2, 3, 4]
     pool.check()
+
+
+@pytest.mark.parametrize("in_runs", [False, True])
+def test_more_blocks_than_can_be_accounted_for_are_refused(in_runs: bool) -> None:
+    with pytest.raises(OutOfMemoryError, match=r"10000000000000 KV blocks are more than .* lower cache\.num_blocks"):
+        BlockPool(10**13, in_runs=in_runs)
 
 
 def test_the_map_shows_each_block_or_the_busiest_of_several() -> None:

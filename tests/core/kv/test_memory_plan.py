@@ -37,7 +37,7 @@ def test_explicit_number_is_taken_whatever_the_fraction() -> None:
 @pytest.mark.parametrize(
     ("fraction", "num_blocks", "remedy", "wrong"),
     [
-        (0.5, 86, "lower cache.num_blocks", "memory_fraction"),
+        (0.5, 86, "lower cache.num_blocks to at most 85", "memory_fraction"),
         (0.015, None, "raise cache.memory_fraction", "lower cache.memory_fraction"),
         (0.9, None, "lower cache.memory_fraction", "raise cache.memory_fraction"),
     ],
@@ -52,6 +52,31 @@ def test_error_names_the_breakdown_and_a_remedy_that_helps(
     assert wrong not in message
     assert all(name in message for name in ("weights", "kv_cache", "activation_peak", "workspace", "available"))
     assert isinstance(caught.value, MemoryError)
+
+
+@pytest.mark.parametrize("num_blocks", [None, 5])
+@pytest.mark.parametrize("available", [0, 100, 169])
+def test_where_not_even_two_blocks_fit_no_size_of_the_cache_is_blamed(available: int, num_blocks: int | None) -> None:
+    budget = MemoryBudget(weights=1_000, activation_peak=100, workspace=50, available=available)
+    with pytest.raises(OutOfMemoryError) as caught:
+        plan_memory(budget, (GROUP,), 16, 0.5, num_blocks)
+    message = str(caught.value)
+    assert "does not fit" in message
+    assert f"even 2 blocks lack {170 - available} B: lower scheduler.max_num_batched_tokens" in message
+    assert "cache." not in message
+    assert " -" not in message
+
+
+@pytest.mark.parametrize("num_blocks", [None, 5])
+def test_weights_that_do_not_fit_are_told_with_what_is_missing(num_blocks: int | None) -> None:
+    budget = MemoryBudget(weights=1_000, activation_peak=100, workspace=50, available=-600)
+    with pytest.raises(OutOfMemoryError) as caught:
+        plan_memory(budget, (GROUP,), 16, 0.5, num_blocks)
+    message = str(caught.value)
+    assert "the weights do not fit: they take 1000 B of a memory of 400 B, 600 B are missing" in message
+    assert "quant=int8" in message
+    assert "cache." not in message
+    assert " -" not in message
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import pytest
 
 from tests.core.load_generator.fake_server import FakeServer, Reply, completion_events, event
+from tests.core.load_generator.lost_server import lose_server_after
 from tokenloom.errors import ConfigError, RemoteServerError
 from tokenloom.load_generator.agreement import ask_greedily
 from tokenloom.load_generator.client_watch import ClientUse, client_warnings
@@ -18,7 +19,7 @@ from tokenloom.load_generator.endpoint import Endpoint
 from tokenloom.load_generator.event_loop import run_with_stop
 from tokenloom.load_generator.http_client import LoadClient, open_session
 from tokenloom.load_generator.load_request import LoadRequest, Outcome, RequestRecord
-from tokenloom.load_generator.load_run import LoadStatus, run_load
+from tokenloom.load_generator.load_run import LoadRun, LoadStatus, run_load
 from tokenloom.load_generator.server_probe import ServerFacts, probe_server
 from tokenloom.load_generator.traffic import Traffic
 
@@ -216,3 +217,19 @@ def test_a_question_over_a_connection_that_was_closed_is_asked_again() -> None:
 
     assert run_with_stop(main) == [{}, {}]
     assert num_connections == 2
+
+
+def test_a_load_whose_server_is_lost_keeps_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    lose_server_after(5, monkeypatch)
+
+    async def use(client: LoadClient) -> LoadRun:
+        return await run_load(client, requests(99), Traffic("closed", 1))
+
+    with FakeServer().running() as base_url:
+        run = with_client(base_url, use)
+    assert run.lost is not None
+    assert "cannot be reached any more" in str(run.lost)
+    completed = [record for record in run.records if record.is_completed]
+    assert len(completed) == 5
+    assert run.load_end_s == max(record.end_s for record in completed)
+    assert not run.was_interrupted

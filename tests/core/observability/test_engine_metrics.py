@@ -14,6 +14,7 @@ from tokenloom.batch import PreemptMode
 from tokenloom.compose import compose_config
 from tokenloom.engine_config import EngineConfig
 from tokenloom.engine_output import EngineOutput
+from tokenloom.engine_process.fault import Fault
 from tokenloom.engine_process.messages import Refused
 from tokenloom.errors import PluginContractError
 from tokenloom.observability.engine_metrics import EngineMetrics
@@ -271,8 +272,8 @@ def test_steps_are_timed_by_phase() -> None:
 
 def test_refusals_and_breaches_are_counted() -> None:
     watched = Watched()
-    watched.metrics.refused(Refused("r", "overloaded", "too much"))
-    watched.metrics.refused(Refused("r", "request", "too long"))
+    watched.metrics.refused(Refused("r", Fault("overloaded", "too much")))
+    watched.metrics.refused(Refused("r", Fault("request", "too long")))
     watched.metrics.plan_failed(PluginContractError("scheduler=mine", "a rule", "broken"))
     text = watched.text()
     reasons = ("invalid", "overloaded", "internal", "unauthorized")

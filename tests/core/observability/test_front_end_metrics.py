@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import errno
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
+from tests.core.engine_process.served_stub import INFO
 from tests.core.observability.samples import sample, samples_of
 from tokenloom.clock import VirtualClock
-from tokenloom.engine_process.client import EngineClient, EngineStream
-from tokenloom.engine_process.messages import EngineInfo, Submit
-from tokenloom.errors import EngineDeadError
+from tokenloom.engine_process.link import FrontEndLink
+from tokenloom.engine_process.linked_client import LinkedClient
+from tokenloom.engine_process.messages import Call, FromEngine, Reply, ToEngine
 from tokenloom.observability.exposition import MetricLabels
 from tokenloom.observability.front_end_metrics import FrontEndMetrics
 from tokenloom.observability.http_observer import HttpObserver
@@ -24,42 +26,43 @@ from tokenloom.observability.shared_snapshots import SnapshotFolder
 LABELS = MetricLabels("tiny")
 
 
-class FakeClient(EngineClient):
-    """An engine that answers "metrics", is busy, or is not there."""
+@final
+class FakeEngine(FrontEndLink):
+    """An engine that answers "metrics", or is busy.
+
+    Attributes:
+        client: of it.
+        is_busy: whether it gives no answer in time.
+    """
 
     def __init__(self) -> None:
         store = MetricStore()
         store.add("prompt_tokens", 7)
         store.add("request_rejections", 2, "overloaded")
-        self.snapshot = store.snapshot()
-        self.is_up = True
+        self._snapshot = store.snapshot()
+        self._take: Callable[[FromEngine], None] = lambda message: None
         self.is_busy = False
+        self.client = LinkedClient()
+        self.client.attach(self)
+        self._take(INFO)
 
-    @property
-    def info(self) -> EngineInfo:
-        raise EngineDeadError("not there")
+    def start(self, on_message: Callable[[FromEngine], None]) -> None:
+        self._take = on_message
 
-    @property
-    def is_ready(self) -> bool:
-        return self.is_up
-
-    def submit(self, submission: Submit) -> EngineStream:
-        raise EngineDeadError("not there")
-
-    async def call(self, operation: str, **arguments: Any) -> Any:
-        assert (operation, arguments) == ("metrics", {})
+    def send(self, message: ToEngine) -> None:
+        if not isinstance(message, Call):
+            return
+        assert (message.operation, message.arguments) == ("metrics", {})
         if self.is_busy:
             raise TimeoutError
-        if not self.is_up:
-            raise EngineDeadError("not there")
-        return self.snapshot
+        self._take(Reply(message.call_id, self._snapshot))
 
-    async def close(self) -> None:
+    def close(self) -> None:
         pass
 
 
-def scrape(metrics: FrontEndMetrics, client: EngineClient | None = None) -> str:
-    return asyncio.run(metrics.scrape(FakeClient() if client is None else client))
+def scrape(metrics: FrontEndMetrics, client: LinkedClient | None = None) -> str:
+    return asyncio.run(metrics.scrape(FakeEngine().client if client is None else client))
 
 
 def test_scrape_joins_the_engine_and_the_front_end() -> None:
@@ -84,19 +87,19 @@ def test_scrape_joins_the_engine_and_the_front_end() -> None:
 
 
 def test_scrape_answers_without_an_engine() -> None:
-    metrics, client = FrontEndMetrics(LABELS), FakeClient()
+    metrics, client = FrontEndMetrics(LABELS), FakeEngine().client
     scrape(metrics, client)
-    client.is_up = False
+    client.detach("it died")
     text = scrape(metrics, client)
     assert sample(text, "engine_up") == 0
     assert not [name for name, _ in samples_of(text) if "prompt_tokens" in name]
 
 
 def test_scrape_of_a_busy_engine_shows_what_was_known() -> None:
-    metrics, client = FrontEndMetrics(LABELS), FakeClient()
-    scrape(metrics, client)
-    client.is_busy = True
-    text = scrape(metrics, client)
+    metrics, engine = FrontEndMetrics(LABELS), FakeEngine()
+    scrape(metrics, engine.client)
+    engine.is_busy = True
+    text = scrape(metrics, engine.client)
     assert (sample(text, "engine_up"), sample(text, "prompt_tokens_total")) == (1, 7)
 
 
@@ -142,7 +145,7 @@ def test_publishing_goes_on_when_the_folder_could_not_be_written(
         is_full = False
         for _ in range(5):
             await asyncio.sleep(0)
-        assert sample(await second.scrape(FakeClient()), "request_rejections_total", reason="too_large") == 1
+        assert sample(await second.scrape(FakeEngine().client), "request_rejections_total", reason="too_large") == 1
         publishing.cancel()
         with pytest.raises(asyncio.CancelledError):
             await publishing
@@ -178,7 +181,7 @@ def observed(app: Any, *, path: str = "/v1/models", leaves: bool = False) -> str
         return {"type": "http.disconnect"} if leaves else {"type": "http.request", "body": b"", "more_body": False}
 
     async def send(message: Message) -> None:
-        assert sample(await metrics.scrape(FakeClient()), "http_requests_in_progress") == 1
+        assert sample(await metrics.scrape(FakeEngine().client), "http_requests_in_progress") == 1
 
     async def ask() -> None:
         scope = {"type": "http", "path": path, "method": "GET", "headers": []}

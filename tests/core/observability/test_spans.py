@@ -20,7 +20,8 @@ from tokenloom.engine_output import RequestTimes
 from tokenloom.errors import ConfigError
 from tokenloom.observability.otel_spans import OtelSpans
 from tokenloom.observability.request_trace import ChoiceTrace, RequestTrace
-from tokenloom.observability.spans import NoSpans, build_request_spans
+from tokenloom.observability.span_receiver import build_request_spans
+from tokenloom.observability.spans import NoSpans
 from tokenloom.sampling_params import SamplingParams
 
 TRACE_ID, PARENT_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"

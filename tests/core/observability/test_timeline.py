@@ -13,6 +13,7 @@ from tokenloom.clock import LapTimer, VirtualClock
 from tokenloom.compose import compose_config
 from tokenloom.engine import Engine
 from tokenloom.engine_builder import build_engine
+from tokenloom.engine_process.fault import Fault
 from tokenloom.engine_process.messages import Refused
 from tokenloom.errors import PluginContractError, RequestError
 from tokenloom.observability.chrome_trace import chrome_trace
@@ -112,15 +113,23 @@ def test_timeline_changes_no_decision(tmp_path: Path) -> None:
     assert len(simulated.timeline.steps) > 3
 
 
-def test_recording_ends_under_a_scheduler_that_it_does_not_know() -> None:
-    simulated = Simulated()
-    simulated.engine.replace_scheduler(simulated.config.scheduler)
-    simulated.add("a", 10, 5)
-    simulated.timeline.start(2)
-    simulated.step()
-    simulated.step()
+def test_scheduler_that_takes_over_is_recorded_and_traced_like_the_one_before(tmp_path: Path) -> None:
+    file = tmp_path / "trace.jsonl"
+    simulated = Simulated(f"trace.file={file}")
+    simulated.add("a", 10, 2)
+    simulated.timeline.start(4)
+    for _ in range(2):
+        simulated.step()
+    simulated.engine.replace_scheduler(compose_config(["scheduler=sjf"]).engine.scheduler)
+    simulated.add("b", 20, 2)
+    for _ in range(2):
+        simulated.step()
+    simulated.engine.close()
     assert not simulated.timeline.is_recording
-    assert simulated.timeline.steps == []
+    assert [[phase.name for phase in step.phases] for step in simulated.timeline.steps] == [PHASES] * 4
+    lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    events = [line["event"] for line in lines[1:]]
+    assert events == ["arrive", "plan", "result", "plan", "result"] * 2
 
 
 def test_what_is_noted_behind_a_step_belongs_to_it() -> None:
@@ -214,7 +223,7 @@ def test_served_engine_is_profiled_by_two_operations() -> None:
     with pytest.raises(RequestError, match="another one took its place"):
         operations["profile_take"]({"number": number})
     # What else a loop tells is none of its business.
-    observer.refused(Refused("r", "internal", "x"))
+    observer.refused(Refused("r", Fault("internal", "x")))
     observer.plan_failed(PluginContractError("scheduler=x", "a rule", "x"))
     observer.accepted([])
 

@@ -107,8 +107,14 @@ def test_row_invariant_linear_gives_each_row_the_same_bits_in_any_batch(num_colu
 
 def test_build_op_table_gives_the_reference_on_cpu() -> None:
     table = build_op_table(torch.device("cpu"))
-    assert table.linear is torch_ops.linear
-    assert build_op_table(torch.device("cpu"), deterministic=True).linear is torch_ops.row_invariant_linear
+    x, weight, bias = _random(1, 3, 8), _random(2, 5, 8), _random(3, 5)
+    packed = table.pack_linear(weight, bias)
+    assert torch.equal(packed.apply(x), torch_ops.linear(x, weight, bias))
+    assert torch.equal(packed.apply_float32(x), packed.apply(x))
+    assert torch.equal(packed.rows(torch.tensor([4, 0])), weight[[4, 0]])
+    assert packed.num_bytes == weight.nbytes + bias.nbytes
+    apart = build_op_table(torch.device("cpu"), deterministic=True).pack_linear(weight, bias)
+    assert torch.equal(apart.apply(x), torch_ops.row_invariant_linear(x, weight, bias))
     assert table.rms_norm is torch_ops.rms_norm
     assert table.add_rms_norm is torch_ops.add_rms_norm
     assert table.rotary is torch_ops.rotary

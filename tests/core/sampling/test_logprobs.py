@@ -101,3 +101,22 @@ def test_vocabulary_above_the_limit_is_computed_row_by_row(monkeypatch: pytest.M
     monkeypatch.setattr("tokenloom.sampling.logprobs._MAX_LOGITS", 3)
     found = prompt_logprobs(torch.eye(4), torch.arange(4), 1, 4, lambda rows: rows)
     assert [entry.top[0][0] for entry in found] == [0, 1, 2, 3]
+
+
+def test_the_rank_of_a_token_is_its_place_among_all_of_them() -> None:
+    """The lowest id comes first among equals, as in the list of the most likely ones."""
+    logits = torch.tensor([[0.5, 2.0, 0.5, -float("inf"), 0.5]]).repeat(5, 1)
+    rows = [SamplingRow(SamplingParams(logprobs=1), 0)] * 5
+    found = raw_logprobs(logits, torch.arange(5), SamplingBatch.build(rows, 5).groups)
+    assert found is not None
+    entries = found.to_host().values()
+    assert [entry.rank for entry in entries] == [2, 1, 3, 5, 4]
+    scores = torch.randn(40, 300, generator=torch.Generator().manual_seed(3)).round(decimals=1)
+    given = torch.randint(300, (40,), generator=torch.Generator().manual_seed(4))
+    for entry in prompt_logprobs(scores, given, 20, 300, lambda hidden: hidden):
+        places = [token_id for token_id, _ in entry.top]
+        if entry.token_id in places:
+            assert entry.rank == 1 + places.index(entry.token_id)
+        else:
+            assert entry.rank is not None
+            assert entry.rank > 20

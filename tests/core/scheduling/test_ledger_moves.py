@@ -52,6 +52,10 @@ class Recount:
         free = [pool.blocks.num_usable - len(ids - {0}) for pool, ids in zip(kv.pools, held, strict=True)]
         return [count - sum(new[pool] for new in self.grants.values()) for pool, count in enumerate(free)]
 
+    def spare(self) -> int:
+        pools = self.desk.kv.pool_of_group
+        return min(count // pools.count(pool) for pool, count in enumerate(self.available()))
+
     def new_blocks(self, request: Request, count: int) -> list[int]:
         kv, needed = self.desk.kv, [0] * len(self.desk.kv.pools)
         is_running, match = request in self.desk.running, kv.match(request)
@@ -139,7 +143,9 @@ def test_counts_agree_with_a_recount_over_steps_with_swaps_and_kept_blocks(layou
             elif saved:
                 mark, recount = saved.pop()
                 ledger.rollback(mark)
-            assert ledger.available_blocks == min(recount.available())
+            # Where groups share a pool, the public count rounds a block's error away.
+            assert ledger._state.available == recount.available()
+            assert ledger.spare_blocks == recount.spare()
         expected = recount.available()
         plan = ledger.plan()
         is_exact = layout != "window" and not list(desk.kv.keepers)

@@ -13,8 +13,11 @@ from unittest.mock import Mock
 import pytest
 
 from tests.core.server.served_app import ServedApp
+from tokenloom.engine_output import EngineOutput
+from tokenloom.engine_process.linked_stream import LinkedStream
 from tokenloom.engine_process.local_client import LocalEngine
-from tokenloom.errors import ModelError
+from tokenloom.errors import CONTEXT_LENGTH_EXCEEDED, ModelError, RequestError
+from tokenloom.server import service
 from tokenloom.server.completion_answer import CompletionAnswer
 from tokenloom.server.front_end_place import FrontEndPlace
 from tokenloom.server.model_text import ModelText, load_model_text
@@ -399,6 +402,63 @@ async def _hold(app: ServedApp) -> None:
     await held
 
 
+def test_long_texts_that_would_wait_behind_too_many_are_refused_for_now(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "_MAX_TEXTS_APART", 2)
+    app = serve(retry_after_s=7)
+
+    async def flood() -> tuple[list[Any], Any, Any]:
+        released, apart = threading.Event(), await app.service.text_apart()
+        held = apart._thread.submit(released.wait)
+        body = {"prompt": "x" * 10_000}
+        waiting = [asyncio.create_task(app.http.post("/tokenize", json=body)) for _ in range(2)]
+        while len(apart._waiting) < 2:
+            await asyncio.sleep(0)
+        refused = await app.http.post("/tokenize", json=body)
+        short = await app.http.post("/tokenize", json={"prompt": "x"})
+        released.set()
+        held.result()
+        return [*await asyncio.gather(*waiting), await app.http.post("/tokenize", json=body)], refused, short
+
+    answered, refused, short = app.run(flood())
+    assert [answer.status_code for answer in answered] == [200, 200, 200]
+    assert short.status_code == 200
+    assert (refused.status_code, refused.json()["error"]["code"]) == (429, "overloaded")
+    assert refused.headers["retry-after"] == "7"
+    assert "2 long texts" in refused.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "message"),
+    [
+        ({"logprobs": 99}, "logprobs", "logprobs must be an integer from 0 to 20"),
+        ({"logprobs": 3, "prompt_logprobs": 2}, "prompt_logprobs", "must equal logprobs=3"),
+        ({"logprobs": 3, "max_tokens": 0, "min_tokens": 1}, "min_tokens", "must not exceed max_tokens=0, got 1"),
+        ({"max_tokens": 0, "min_tokens": 5}, "min_tokens", "must not exceed max_tokens=0, got 5"),
+    ],
+)
+def test_with_echo_errors_name_the_fields_and_values_that_were_sent(
+    api: ServedApp, fields: dict[str, Any], param: str, message: str
+) -> None:
+    answer = api.complete(prompt="x", echo=True, **fields)
+    assert (answer.status, answer.error["param"]) == (400, param)
+    assert message in answer.error["message"]
+
+
+def test_what_the_engine_calls_a_prompt_is_called_messages_in_a_chat(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = serve()
+
+    def refuse(submission: Any) -> Any:
+        raise RequestError("the prompt does not fit the KV cache", "prompt", code=CONTEXT_LENGTH_EXCEEDED)
+
+    monkeypatch.setattr(app.client, "submit", refuse)
+    for answer, field in ((app.chat(), "messages"), (app.complete(prompt="x"), "prompt")):
+        assert (answer.status, answer.error["param"], answer.error["code"]) == (400, field, CONTEXT_LENGTH_EXCEEDED)
+
+
 def test_every_503_says_when_to_come_again(serve: Serve) -> None:
     app = serve(retry_after_s=7)
 
@@ -413,6 +473,49 @@ def test_every_503_says_when_to_come_again(serve: Serve) -> None:
     answer = app.run(stop())
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "server_stopping")
     assert answer.headers["retry-after"] == "7"
+
+
+@pytest.mark.parametrize(
+    ("route", "asked"),
+    [
+        ("completions", {"prompt": "x"}),
+        ("completions", {"prompt": ["x", "y"]}),
+        ("completions", {"prompt": ["x", "y", "z"], "n": 2}),
+        ("completions", {"prompt": "x", "n": 2}),
+        ("completions", {"prompt": "x", "echo": True, "logprobs": 1}),
+        ("completions", {"prompt": "x", "stream": True}),
+        ("chat/completions", {"messages": [{"role": "user", "content": "x"}]}),
+    ],
+)
+def test_the_log_counts_the_tokens_of_an_answer_that_draining_cut_off(
+    serve: Serve,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    route: str,
+    asked: dict[str, Any],
+) -> None:
+    app, come = serve(), list[int]()
+    put = LinkedStream.put
+
+    def counted(stream: LinkedStream, output: EngineOutput) -> None:
+        if output.finish_reason is None:
+            come.extend(output.token_ids)
+        put(stream, output)
+
+    monkeypatch.setattr(LinkedStream, "put", counted)
+
+    async def stop() -> None:
+        body = {**asked, "max_tokens": 200, "ignore_eos": True}
+        answer = asyncio.create_task(app.http.post(f"/v1/{route}", json=body))
+        while len(come) < 5:
+            await asyncio.sleep(0)
+        app.client.stop_all()
+        await answer
+
+    with caplog.at_level("DEBUG", "tokenloom.server.request_report"):
+        app.run(stop())
+    assert f" and {len(come)} output tokens" in caplog.text
+    assert "the server is shutting down" in caplog.text
 
 
 @pytest.mark.parametrize("prompt", ["x", ["x", "y"]])

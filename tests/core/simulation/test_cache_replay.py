@@ -111,6 +111,16 @@ def test_every_cache_and_evictor_keeps_its_capacity(cache: str, eviction: str) -
     assert ample.num_hits == ample.num_references - ample.num_distinct > result.num_hits
 
 
+@pytest.mark.parametrize("cache", ["hash", "radix", "none", "contiguous"])
+def test_memory_without_end_costs_no_more_than_the_trace(cache: str) -> None:
+    trace = [BlockChain(float(number), tuple(ids)) for number, ids in enumerate(chained_trace(6, 40))]
+    config, told = cache_config(f"cache={cache}"), list[int]()
+    ample = replay_cache(config, 5_000, trace, cache, told.append)
+    assert replay_cache(config, 2**31 - 1, trace, cache, told.append) == ample
+    assert ample.num_evicted == 0
+    assert replay_cache(config, 2, [BlockChain(0.0, ())], cache, told.append).num_references == 0
+
+
 def test_no_cache_has_no_hits_and_progress_is_told() -> None:
     told: list[int] = []
     trace = [BlockChain(0.0, (1, 2)), BlockChain(0.0, (1, 2))]

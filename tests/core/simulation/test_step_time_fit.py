@@ -7,25 +7,61 @@ import random
 import pytest
 
 from tokenloom.errors import ConfigError
-from tokenloom.executors.step_time import StepCosts, StepShape
-from tokenloom.simulation.step_time_fit import MeasuredStep, fit_costs, fit_error, medians
+from tokenloom.executors.step_time import CostBracket, StepCosts, StepShape
+from tokenloom.simulation.step_time_fit import MeasuredStep, averages, fit_costs, fit_error
 
 COSTS = StepCosts(step_s=8e-3, prefill_token_s=3e-5, decode_row_s=5e-5, kv_byte_s=4e-13, attention_pair_s=1.4e-9)
+
+
+NUMBERS = ("step_s", "prefill_token_s", "decode_row_s", "kv_byte_s", "attention_pair_s")
 
 
 def shapes(count: int) -> list[StepShape]:
     draw = random.Random(1)
     found = []
     for _ in range(count):
-        chunk = draw.choice([0, 0, 16, 256, 2048])
+        chunk = draw.choice([0, 0, 16, 100, 256, 700, 2048])
         found.append(StepShape(chunk, draw.randrange(64), draw.randrange(1, 10**10), chunk * draw.randrange(1, 5000)))
     return found
 
 
 def test_costs_are_found_again() -> None:
     found = fit_costs([MeasuredStep(shape, COSTS.duration_s(shape)) for shape in shapes(50)])
-    for name in StepCosts.model_fields:
+    for name in NUMBERS:
         assert getattr(found, name) == pytest.approx(getattr(COSTS, name), rel=1e-6), name
+    assert [each.above for each in found.prefill_brackets] == [64, 256, 1024]
+    assert [each.each_s for each in found.prefill_brackets] == pytest.approx([COSTS.prefill_token_s] * 3, rel=1e-6)
+    assert [each.above for each in found.decode_brackets] == [4, 16]
+    assert [each.each_s for each in found.decode_brackets] == pytest.approx([COSTS.decode_row_s] * 2, rel=1e-6)
+
+
+def test_brackets_are_found_again() -> None:
+    rows = tuple(CostBracket(above=above, each_s=each_s) for above, each_s in ((4, 0.0), (16, 2e-4)))
+    tokens = (
+        CostBracket(above=64, each_s=1e-5),
+        CostBracket(above=256, each_s=9e-5),
+        CostBracket(above=1024, each_s=0),
+    )
+    costs = COSTS.model_copy(update={"decode_brackets": rows, "prefill_brackets": tokens})
+    found = fit_costs([MeasuredStep(shape, costs.duration_s(shape)) for shape in shapes(200)])
+    assert [each.each_s for each in found.decode_brackets] == pytest.approx([0.0, 2e-4], rel=1e-6, abs=1e-12)
+    assert [each.each_s for each in found.prefill_brackets] == pytest.approx([1e-5, 9e-5, 0.0], rel=1e-6, abs=1e-12)
+
+
+def test_brackets_are_as_many_as_was_measured() -> None:
+    steps = [MeasuredStep(shape, COSTS.duration_s(shape)) for shape in shapes(200) if shape.num_decode_rows < 32]
+    assert [each.above for each in fit_costs(steps).decode_brackets] == [4]
+    assert fit_costs([step for step in steps if step.shape.num_prefill_tokens < 128]).prefill_brackets == ()
+
+
+def test_noise_that_only_delays_leaves_the_total_right() -> None:
+    """Weights by measured times would make steps that were late count less, and all predictions too short."""
+    draw = random.Random(4)
+    steps = [MeasuredStep(shape, COSTS.duration_s(shape) * (1 + draw.expovariate(2.0))) for shape in shapes(400)]
+    found = fit_costs(steps)
+    assert fit_error(found, steps).total == pytest.approx(0.0, abs=1e-6)
+    quiet = [MeasuredStep(step.shape, COSTS.duration_s(step.shape)) for step in steps]
+    assert fit_error(found, quiet).total == pytest.approx(0.5, abs=0.08)
 
 
 def test_noise_moves_them_little() -> None:
@@ -72,7 +108,9 @@ def test_errors_are_those_of_the_definition() -> None:
     assert error.total == pytest.approx((2.0 - 2.5) / 2.5)
 
 
-def test_medians_drop_what_the_machine_did_in_between() -> None:
+def test_averages_leave_out_what_the_machine_did_in_between() -> None:
     shape, other = StepShape(0, 1, 1, 0), StepShape(0, 2, 1, 0)
-    steps = [MeasuredStep(shape, t) for t in (1.0, 1.1, 50.0)] + [MeasuredStep(other, 3.0)]
-    assert medians(steps) == [MeasuredStep(shape, 1.1), MeasuredStep(other, 3.0)]
+    steps = [MeasuredStep(shape, t) for t in (1.0, 1.4, 1.2, 50.0)] + [MeasuredStep(other, 3.0)]
+    found = averages(steps)
+    assert [step.shape for step in found] == [shape, other]
+    assert [step.duration_s for step in found] == pytest.approx([1.2, 3.0])

@@ -87,14 +87,29 @@ def test_requests_come_in_order_of_arrival(tmp_path: Path) -> None:
     ("name", "text", "message"),
     [
         ("a.csv", "time,in,out\n", "line 1: expected the columns TIMESTAMP,ContextTokens"),
-        ("a.csv", AZURE + "2023-11-16 18:17:00,x,1\n", "line 5"),
-        ("a.csv", AZURE + "2023-11-16 18:17:00,1\n", "line 5"),
-        ("a.csv", AZURE + "2023-11-16 18:17:00+00:00,1,1\n", "line 5"),
-        ("a.csv", AZURE + "2023-11-16 18:17:00,0,1\n", "line 5: lengths must be at least 1"),
+        ("a.csv", AZURE + "2023-11-16 18:17:00,x,1\n", "line 5: ContextTokens must be a whole number from 1 to"),
+        ("a.csv", AZURE + "2023-11-16 18:17:00,1\n", "line 5: expected a value for each of TIMESTAMP,ContextTokens,"),
+        ("a.csv", AZURE + "2023-11-16 18:17", "line 5: expected a value for each of TIMESTAMP,ContextTokens,"),
+        ("a.csv", AZURE + "2023-11-16 18:17:00,1,2,3\n", "line 5: expected a value for each of"),
+        ("a.csv", AZURE + "\n\n2023-11-16 18:17:00,1\n", "line 7: expected a value for each of"),
+        ("a.csv", AZURE + "yesterday,1,1\n", "line 5: TIMESTAMP: "),
+        ("a.csv", AZURE + "2023-11-16 18:17:00+00:00,1,1\n", "line 5: TIMESTAMP: "),
+        ("a.csv", AZURE + "2023-11-16 18:17:00,0,1\n", "line 5: ContextTokens must be a whole number"),
+        ("a.csv", AZURE + "2023-11-16 18:17:00,1,-1\n", "line 5: GeneratedTokens must be a whole number from 1 to"),
+        ("a.csv", AZURE + f"2023-11-16 18:17:00,{10**12},1\n", "line 5: ContextTokens must be a whole number"),
+        ("a.csv", AZURE + f"2023-11-16 18:17:00,{'9' * 5000},1\n", "line 5: ContextTokens must be a whole number"),
+        ("a.csv", AZURE + "x" * 200_000 + "\n", "line 5: "),
+        ("a.csv", "", "line 1: expected the columns"),
         ("a.csv", "TIMESTAMP,ContextTokens,GeneratedTokens\n", "no requests"),
         ("a.jsonl", "", "no requests"),
         ("a.jsonl", "{}\n", "line 1: timestamp"),
         ("a.jsonl", "\n\n[", "line 3"),
+        (
+            "a.jsonl",
+            '{"timestamp": 0, "input_length": 10000000000, "output_length": 1, "hash_ids": []}',
+            "input_length",
+        ),
+        ("a.json", "[" * 100_000, "is not JSON"),
         ("a.jsonl", '{"timestamp": -1, "input_length": 1, "output_length": 1, "hash_ids": []}', "line 1: timestamp"),
         ("a.jsonl", '{"timestamp": 0, "input_length": 1, "output_length": 1, "hash_ids": ["x"]}', "hash_ids.0"),
         ("a.json", "[]", "no requests"),
@@ -115,6 +130,27 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         read_requests(tmp_path / "gone.csv")
     with pytest.raises(ConfigError, match="hash_ids"):
         read_block_chains(tmp_path / "gone.csv")
+
+
+@pytest.mark.parametrize(
+    ("chains", "line", "message"),
+    [
+        ([[11, 12, 4, 6], [2], [14], [14, 12, 15, 6, 2]], 4, "12 follows 14 here, but follows 11 on line 1"),
+        ([[1, 2], [2]], 2, "2 comes first here, but follows 1 on line 1"),
+        ([[2], [1], [1, 2]], 3, "2 follows 1 here, but comes first on line 1"),
+        ([[1, 2], [5, 5]], 2, "5 follows 5 here, but comes first on line 2"),
+        ([[1, 2, 1]], 1, "1 follows 2 here, but comes first on line 1"),
+    ],
+)
+def test_an_id_that_follows_two_others_is_refused(
+    tmp_path: Path, chains: list[list[int]], line: int, message: str
+) -> None:
+    path = mooncake(tmp_path / "trace.jsonl", [{"hash_ids": ids} for ids in chains])
+    with pytest.raises(ConfigError) as caught:
+        read_block_chains(path)
+    told = f"trace.jsonl: line {line}: hash_ids: {message}; an id stands for a block and all before it"
+    assert told in str(caught.value)
+    assert line == 1 or read_block_chains(path, limit=line - 1), "what comes behind the limit is not read"
 
 
 def test_chains_need_no_lengths(tmp_path: Path) -> None:

@@ -17,8 +17,10 @@ from llguidance import LLParserLimits
 
 from tests.core.structured.walking import compiled, legal_ids, spelled, takes, walk
 from tokenloom.errors import RequestError
-from tokenloom.structured import GrammarCompiler, GrammarSpec, compile_grammar, compiler
+from tokenloom.grammar_spec import Thoughts
+from tokenloom.structured import GrammarCompiler, GrammarSpec, compile_grammar, compiler, constraint
 from tokenloom.structured.constraint import CompiledGrammar
+from tokenloom.structured.schema_check import MAX_OPTIONAL_KEYS
 from tokenloom.structured.vocabulary import token_vocabulary
 from tokenloom.text import Tokenizer
 
@@ -220,6 +222,7 @@ HOSTILE = {
     ),
     "repetition": GrammarSpec.lark('start: ((a{1000}){1000}){1000}\na: "x" | "y"'),
     "ambiguity": GrammarSpec.lark('start: s\ns: s s | "a" | "aa" | "a" s "a"'),
+    "ambiguous letters": GrammarSpec.lark("start: s\ns: s s | /[a-z ]/"),
     "rule chain": GrammarSpec.lark("start: r0\n" + "".join(f"r{i}: r{i + 1}\n" for i in range(4_000)) + 'r4000: "a"'),
     "many properties": GrammarSpec.json_schema(
         {"type": "object", "properties": {f"key{number}": {} for number in range(2_000)}}
@@ -261,6 +264,43 @@ def test_limits_are_named(name: str, problem: str, byte_level: Tokenizer) -> Non
     assert len(str(caught.value)) < 1000
 
 
+def _wide(num_keys: int, *required: int) -> dict[str, Any]:
+    names = [f"key{number}" for number in range(num_keys)]
+    return {
+        "type": "object",
+        "properties": {name: {"type": "integer"} for name in names},
+        "required": [names[number] for number in required],
+    }
+
+
+@pytest.mark.parametrize("thoughts", ["none", "possible"])
+@pytest.mark.parametrize("frame", ["alone", "array", "nested", "choice"])
+def test_an_object_may_have_as_many_optional_keys_as_are_allowed(
+    frame: str, thoughts: Thoughts, byte_level: Tokenizer
+) -> None:
+    wide, text = _wide(MAX_OPTIONAL_KEYS), '{"key0": 1, "key3": 2, "key249": 3}'
+    schema, text = {
+        "alone": (wide, text),
+        "array": ({"type": "array", "items": wide}, f"[{text}, {text}, {{}}]"),
+        "nested": ({"type": "object", "properties": {"a": wide}, "required": ["a"]}, f'{{"a": {text}}}'),
+        "choice": ({"anyOf": [{"type": "string"}, wide]}, text),
+    }[frame]
+    spec = replace(GrammarSpec.json_schema(schema), thoughts=thoughts)
+    cursor = compiled(spec, byte_level).fork()
+    for token_id in spelled(text, byte_level):
+        assert token_id in legal_ids(cursor, byte_level), cursor.failure
+        assert cursor.advance(token_id)
+
+
+def test_more_optional_keys_in_a_row_are_refused_by_their_place(byte_level: Tokenizer) -> None:
+    for schema, where in ((_wide(251), "schema"), ({"items": _wide(300, 10)}, r"schema\.items")):
+        with pytest.raises(RequestError, match=f"^{where}: 2[58]. optional keys follow each other.*at most 250"):
+            compiled(GrammarSpec.json_schema(schema), byte_level)
+    halves = compiled(GrammarSpec.json_schema(_wide(501, 250)), byte_level)
+    assert takes(halves, '{"key3": 1, "key250": 1, "key500": 2}', byte_level)
+    compiled(GrammarSpec.json_schema(_wide(300, *range(300))), byte_level)
+
+
 STATEFUL = GrammarSpec.regex("(.{1,100}a){1,100}")
 
 
@@ -290,6 +330,25 @@ def test_a_request_does_not_use_up_the_limits_of_others(byte_level: Tokenizer, m
     together = [outcome(shared, seed) for seed in range(4)]
     assert renewals, "the limit was not met"
     assert together == [outcome(new_compiler(), seed) for seed in range(4)]
+
+
+def test_a_grammar_that_compiles_slowly_is_not_compiled_while_others_wait(
+    byte_level: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cursors that run when the shared limit is met end; whoever comes then has the grammar compiled anew."""
+    grammars = _limited(monkeypatch, 300, byte_level)()
+    monkeypatch.setattr(constraint, "_MOST_RENEWAL_S", -1.0)
+    first, rng = grammars.compile(STATEFUL), random.Random(0)
+    cursor, other = first.fork(), first.fork()
+    before = legal_ids(other, byte_level)
+    while legal := legal_ids(cursor, byte_level):
+        assert grammars.compile(STATEFUL) is first
+        assert cursor.advance(rng.choice(legal))
+    assert "too many states" in cursor.failure
+    assert other.failure or not legal_ids(other, byte_level)
+    again = grammars.compile(STATEFUL)
+    assert again is not first
+    assert legal_ids(again.fork(), byte_level) == before
 
 
 def test_a_limit_that_is_met_again_and_again_allows_nothing(

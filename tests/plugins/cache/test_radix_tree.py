@@ -75,6 +75,20 @@ def test_sequence_that_ends_inside_a_run_splits_nothing() -> None:
     assert (tree.prefix([]), tree.prefix(chain("xbc"))) == ([], [])
 
 
+def test_keys_that_do_not_chain_are_our_own_bug() -> None:
+    """A search would go in circles, for a key that stands at another place of its sequence."""
+    tree = RadixTree()
+    a, b, c, d = (bytes([number]) * 32 for number in range(4))
+    tree.add([a, b, c], 0, 1)
+    tree.add([a, b, c], 1, 2)
+    with pytest.raises(AssertionError, match=f"{b.hex()} is block 1 here and 0 there"):
+        tree.prefix([b])
+    with pytest.raises(AssertionError, match="is block 1 here and 2 there"):
+        tree.run_before([d, d, b], 3, 3)
+    with pytest.raises(AssertionError, match="is block 0 here and 1 there"):
+        tree.add([d, a, c], 2, 3)
+
+
 def test_shape_counts_what_is_shared() -> None:
     tree, _ = tree_with("abcde", "abcxy", "abczz", "abcxq", "mn")
     # abc is on the way to four leaves, x to two.

@@ -45,6 +45,7 @@ def test_after_max_wait_s_a_hopeless_request_goes_first() -> None:
     waiting(desk, "in_time", 4, ttft_slo_s=0.1, arrival_time_s=10.0)
     assert list(served(desk, "deadline", max_wait_s=10.1)) == ["in_time", "missed"]
     assert list(served(desk, "deadline", max_wait_s=10.0)) == ["missed", "in_time"]
+    assert list(served(desk, "deadline", max_wait_s=None)) == ["in_time", "missed"]
 
 
 def test_slack_is_what_is_left_after_computing_the_prompt() -> None:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.plugins.schedulers.scheduling import build, first_steps, harness_with, served
+from tokenloom.batch import PreemptMode
+from tokenloom.interfaces.scheduler import Scheduler, SchedulerContext
 from tokenloom.testing.desk import Desk
-from tokenloom.testing.engine_harness import EngineHarness
+from tokenloom.testing.engine_harness import EngineHarness, PreemptAt
+from tokenloom.testing.watched_scheduler import WatchedScheduler
 
 
 def desk_with_cache() -> Desk:
@@ -49,6 +54,7 @@ def test_older_than_max_wait_s_goes_first() -> None:
         request.arrival_time_s = 0.0 if request.request_id == "cold" else 1.0
     assert next(iter(served(desk, "prefix_affinity"))) == "cold"
     assert next(iter(served(desk, "prefix_affinity", max_wait_s=30.1))) == "hot"
+    assert next(iter(served(desk, "prefix_affinity", max_wait_s=None))) == "hot"
 
 
 def hot_stream(max_overtakes: int, window: int = 128, num_cold: int = 1) -> EngineHarness:
@@ -74,6 +80,32 @@ def test_request_is_overtaken_no_more_often_than_stated() -> None:
 def test_overtaking_is_counted_for_everybody_who_is_passed() -> None:
     order = list(first_steps(hot_stream(6, num_cold=3)))
     assert [order.index(f"cold{index}") for index in range(3)] == [7, 8, 9]
+
+
+@pytest.mark.parametrize("mode", list(PreemptMode))
+@pytest.mark.parametrize("tells_twice", [False, True])
+def test_preempted_request_is_overtaken_no_more_often_than_stated(mode: PreemptMode, tells_twice: bool) -> None:
+    """In whatever state it waits, and however often its preemption is told."""
+    most = 5
+
+    def scheduler(context: SchedulerContext) -> Scheduler:
+        inner = build("prefix_affinity", context, max_overtakes=most, max_wait_s=1e9)
+        return PreemptAt(WatchedScheduler(inner, tells_twice=tells_twice), {"cold": [1]}, mode)
+
+    harness = EngineHarness(scheduler=scheduler, max_num_seqs=1, vocab_size=10_000_000, host_memory_bytes=10**9)
+    harness.run(harness.request("first", range(41), 1))
+    cold = harness.request("cold", range(500, 520), 2)
+    harness.add(cold)
+    harness.step()
+    for index in range(20):
+        harness.add(harness.request(f"hot{index}", [*range(40), 900 + index], 1))
+        harness.step()
+        if cold.is_finished:
+            break
+    # The first one took the place that it gave up.
+    assert [cold.num_preemptions, list(first_steps(harness))[-1]] == [1, f"hot{most}"]
+    harness.run()
+    harness.check_truth()
 
 
 def test_preempted_request_keeps_its_place_in_line() -> None:

@@ -11,7 +11,7 @@ from tokenloom.testing.stub_model import stub_request
 from tokenloom_schedulers.output_estimate import OutputEstimate
 
 
-def sjf(estimate: str = "cap", max_wait_s: float = 1e9, **engine: int) -> EngineHarness:
+def sjf(estimate: str = "cap", max_wait_s: float | None = 1e9, **engine: int) -> EngineHarness:
     return harness_with("sjf", {"estimate": estimate, "max_wait_s": max_wait_s}, **{"max_num_seqs": 1, **engine})
 
 
@@ -64,7 +64,7 @@ def test_waiting_is_counted_in_tokens_that_were_computed() -> None:
 
 
 def test_request_older_than_max_wait_s_goes_first() -> None:
-    for max_wait_s, is_first in ((12.0, True), (60.0, False)):
+    for max_wait_s, is_first in ((12.0, True), (60.0, False), (None, False)):
         harness = sjf(max_wait_s=max_wait_s)
         ask(harness, "occupant", 1, 15)
         harness.step()

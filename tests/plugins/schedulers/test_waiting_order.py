@@ -206,7 +206,7 @@ def test_requests_that_no_event_told_of_are_ordered_too() -> None:
         harness.step()
         rule, settings = RULES[name]
         scheduler, expected = build(name, **settings), rule()
-        told = list(harness.engine._book.waiting)[::2]
+        told: Sequence[RequestView] = list(harness.engine._book.waiting)[::2]
         for request in told:
             scheduler.observe(RequestArrived(0.0, request))
             expected.observe(RequestArrived(0.0, request))

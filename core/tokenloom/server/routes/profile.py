@@ -8,7 +8,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from tokenloom.errors import EngineDeadError, RequestError, TokenloomError
+from tokenloom.errors import RequestError
 from tokenloom.observability.timeline import MAX_RECORDED_STEPS
 from tokenloom.server.answer_parts import json_bytes
 from tokenloom.server.api_errors import ApiError
@@ -51,9 +51,7 @@ async def _take(service: Service, number: int, *, only_done: bool) -> Any:
     """The trace of a profile; None while it is not done, if only that will do."""
     try:
         return await service.client.call("profile_take", number=number, only_done=only_done)
-    except EngineDeadError:
-        raise
-    except TokenloomError as error:
+    except RequestError as error:
         raise ApiError(409, str(error), code="conflict") from error
 
 

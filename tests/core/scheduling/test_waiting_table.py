@@ -6,12 +6,17 @@ import numpy as np
 import pytest
 
 from tokenloom.interfaces.scheduler import SchedulerView
-from tokenloom.interfaces.scheduler_events import RequestArrived, RequestFinished, RequestPreempted, StepLanded
+from tokenloom.interfaces.scheduler_events import (
+    RequestAdmitted,
+    RequestArrived,
+    RequestFinished,
+    RequestPreempted,
+    StepLanded,
+)
 from tokenloom.request import FinishReason, Request, RequestStatus, RequestView
+from tokenloom.scheduling import WaitingRows, WaitingTable, least_first
 from tokenloom.testing.desk import Desk
 from tokenloom.testing.stub_model import stub_request
-from tokenloom_schedulers.lazy_order import least_first
-from tokenloom_schedulers.waiting_table import WaitingRows, WaitingTable
 
 LIMITS = Desk().limits
 
@@ -39,7 +44,7 @@ class Counted:
 
 
 def names_of(rows: WaitingRows) -> list[str]:
-    return [entry[2].request_id for entry in rows.entries]
+    return [request.request_id for request in rows.requests]
 
 
 def landed(*names: str) -> StepLanded:
@@ -61,26 +66,27 @@ def test_a_step_asks_for_no_numbers_again() -> None:
     assert counted.num_calls == 500
     for _ in range(20):
         counted.rows(waiting, [])
-        waiting.pop(0).status = RequestStatus.FINISHED
         counted.table.observe(RequestFinished(0.0, stub_request("unknown", [1]), FinishReason.ABORT))
-        counted.table.observe(RequestFinished(0.0, stub_request(f"r{500 - len(waiting) - 1}", [1]), FinishReason.ABORT))
+        counted.table.observe(RequestFinished(0.0, waiting.pop(0), FinishReason.ABORT))
     assert names_of(counted.rows(waiting, [])) == [request.request_id for request in waiting]
     assert counted.num_calls == 500
 
 
-def test_started_request_leaves_with_its_first_token_and_comes_back_to_its_place() -> None:
+@pytest.mark.parametrize("status", [RequestStatus.PREEMPTED, RequestStatus.SWAPPED])
+def test_admitted_request_leaves_and_comes_back_to_its_place_once(status: RequestStatus) -> None:
     counted = Counted()
-    first, second, third = counted.arrive("r1", "r2", "r3")
-    second.status = RequestStatus.RUNNING
-    assert names_of(counted.rows([first, third], [second])) == ["r1", "r2", "r3"], "nothing tells that it started"
-    counted.table.observe(landed("r2"))
-    assert names_of(counted.rows([first, third], [second])) == ["r1", "r3"]
-    second.status, second.output_token_ids = RequestStatus.PREEMPTED, [1, 2]
-    counted.table.observe(RequestPreempted(0.0, second))
-    counted.table.observe(RequestPreempted(0.0, second))
-    rows = counted.rows([first, second, third], [])
-    assert names_of(rows) == ["r1", "r2", "r3"]
-    assert rows.columns[0].tolist() == [2.0, 4.0, 2.0]
+    first, second, third = counted.arrive("r1", "r22", "r333")
+    counted.table.observe(RequestAdmitted(0.0, second))
+    rows = counted.rows([first, third], [second])
+    assert names_of(rows) == ["r1", "r333"]
+    assert rows.columns[0].tolist() == [2.0, 4.0]
+    second.status, second.output_token_ids = status, [1, 2]
+    for _ in range(2):
+        counted.table.observe(RequestPreempted(0.0, second))
+        rows = counted.rows([first, second, third], [])
+        assert names_of(rows) == ["r1", "r22", "r333"]
+        assert rows.columns[0].tolist() == [2.0, 5.0, 4.0]
+    assert counted.num_calls == 5, "the table answers"
 
 
 def test_token_of_a_request_that_was_preempted_in_flight_updates_its_numbers() -> None:

@@ -1,0 +1,208 @@
+// What one thread works with, and where the keys and values of a chunk are.
+#pragma once
+
+#include "attention.h"
+#include "products.h"
+
+namespace tl::TL_ISA {
+namespace {
+
+using attention::Attention;
+using attention::kChunk;
+using attention::Sizes;
+using attention::Step;
+
+// One query row: its token, head and request, and the slots that it can see (but for a tree's own mask).
+struct Row {
+  int32_t token, head, begin, end;
+  int32_t num_computed, first_token;
+  const bool* tree;  // null: no tree
+
+  bool sees_node(const Step& step, int node) const {
+    return tree[node] && step.positions[first_token + node] > step.positions[token] - step.window;
+  }
+};
+
+// What one thread works with, cut out of the scratch memory.
+struct Desk {
+  Row* rows;
+  Rows query, scores, out;
+  float *maxima, *sums, *factors;
+  const uint32_t* tiles[kChunk / kLanes];
+  Run runs[kChunk + 1];
+  uint32_t *packed_keys, *packed_values;
+  float *key_scales, *value_scales;
+};
+
+Desk lay_out(const Sizes& sizes, char* scratch) {
+  Desk desk{};
+  const int64_t rows = sizes.max_rows();
+  const auto take = [&](int64_t bytes) {
+    char* const taken = scratch;
+    scratch += (bytes + 63) / 64 * 64;
+    return taken;
+  };
+  desk.rows = reinterpret_cast<Row*>(take(rows * static_cast<int64_t>(sizeof(Row))));
+  desk.query = {take(rows * sizes.head_dim * 4), sizes.head_dim * 4};
+  desk.scores = {take(rows * kChunk * 4), kChunk * 4};
+  desk.out = {take(rows * sizes.padded_dim * 4), sizes.padded_dim * 4};
+  desk.maxima = reinterpret_cast<float*>(take(rows * 4));
+  desk.sums = reinterpret_cast<float*>(take(rows * 4));
+  desk.factors = reinterpret_cast<float*>(take(rows * 4));
+  desk.key_scales = reinterpret_cast<float*>(take(kChunk * 4));
+  desk.value_scales = reinterpret_cast<float*>(take(kChunk * 4));
+  desk.packed_keys = reinterpret_cast<uint32_t*>(take(int64_t{4} * kChunk * sizes.head_dim));
+  desk.packed_values = reinterpret_cast<uint32_t*>(take(int64_t{4} * kChunk * sizes.padded_dim));
+  return desk;
+}
+
+// The chunk [begin, end) of an item's keys and values; begin is aligned to kLanes, first is the first slot that may be
+// read, and the next chunk reaches to next_end.
+struct Chunk {
+  int32_t begin, end, first, next_end;
+  int64_t key_step;
+  Runs values;
+
+  int num_tiles() const { return (end - begin + kLanes - 1) / kLanes; }
+};
+
+struct Blocks {
+  const Sizes& sizes;
+  const int32_t* table;
+  int kv_head;
+
+  int64_t index(int32_t slot) const {
+    return static_cast<int64_t>(table[slot / sizes.block_size]) * sizes.num_kv_heads + kv_head;
+  }
+};
+
+// Points at keys and values where they lie.
+template <class Kind>
+void point_at(const Attention& work, const Blocks& blocks, Desk& desk, Chunk& chunk) {
+  const Sizes& sizes = work.sizes;
+  const int block_size = sizes.block_size;
+  const uint32_t* keys = static_cast<const uint32_t*>(work.layer.keys);
+  const uint32_t* values = static_cast<const uint32_t*>(work.layer.values);
+  int num_tiles = 0, num_runs = 0;
+  for (int32_t slot = chunk.begin; slot < chunk.end;) {
+    const int64_t block = blocks.index(slot);
+    const int offset = slot % block_size;
+    const int left = block_size - offset, want = chunk.end - slot, count = left < want ? left : want;
+    const uint32_t* key_words = keys + block * sizes.key_words() + offset;
+    for (int i = 0; i < count; i += kLanes) desk.tiles[num_tiles++] = key_words + i;
+    desk.runs[num_runs++] = {values + block * sizes.value_words() + (offset / Kind::kPack) * sizes.padded_dim,
+                             count / Kind::kPack};
+    slot += count;
+  }
+  chunk.key_step = block_size;
+  chunk.values = {desk.runs, num_runs, sizes.padded_dim, 0};
+}
+
+// Ask for memory ahead of its use: blocks lie scattered, and the processor's own prefetching ends with each of them. A
+// chunk's values come while its scores are computed, and the next chunk's keys while the values are summed.
+void prefetch_values(const Runs& values) {
+  for (int n = 0; n < values.num_runs; ++n) {
+    const int64_t count = values.runs[n].count * values.row_words;
+    for (int64_t i = 0; i < count; i += 16) __builtin_prefetch(values.runs[n].words + i);
+  }
+}
+
+template <class Kind>
+void prefetch_keys(const Attention& work, const Blocks& blocks, int32_t begin, int32_t end) {
+  const Sizes& sizes = work.sizes;
+  for (int32_t slot = begin; slot < end; slot += 16) {
+    const uint32_t* keys = static_cast<const uint32_t*>(work.layer.keys) + blocks.index(slot) * sizes.key_words() +
+                           slot % sizes.block_size;
+    for (int i = 0; i < sizes.head_dim / Kind::kPack; ++i) __builtin_prefetch(keys + i * sizes.block_size);
+  }
+}
+
+// Copies keys and values into tiles, for block sizes that are no multiple of a vector. Slow, and right.
+template <class Kind>
+void pack(const Attention& work, const Blocks& blocks, Desk& desk, Chunk& chunk) {
+  const Sizes& sizes = work.sizes;
+  constexpr int kBytes = 4 / Kind::kPack;
+  const int count = chunk.end - chunk.begin, num_words = (count + Kind::kPack - 1) / Kind::kPack;
+  char* const packed = reinterpret_cast<char*>(desk.packed_values);
+  __builtin_memset(packed, 0, static_cast<size_t>(num_words) * sizes.padded_dim * 4);
+  for (int32_t slot = chunk.first > chunk.begin ? chunk.first : chunk.begin; slot < chunk.end; ++slot) {
+    const int64_t block = blocks.index(slot);
+    const int offset = slot % sizes.block_size, k = slot - chunk.begin;
+    const uint32_t* key = static_cast<const uint32_t*>(work.layer.keys) + block * sizes.key_words() + offset;
+    for (int i = 0; i < sizes.head_dim / Kind::kPack; ++i) desk.packed_keys[i * kChunk + k] = key[i * sizes.block_size];
+    const char* value = static_cast<const char*>(work.layer.values) +
+                        (block * sizes.value_words() + (offset / Kind::kPack) * sizes.padded_dim) * 4;
+    char* target = packed + static_cast<int64_t>(k / Kind::kPack) * sizes.padded_dim * 4;
+    for (int d = 0; d < sizes.head_dim; ++d) {
+      __builtin_memcpy(target + d * 4 + (k % Kind::kPack) * kBytes, value + d * 4 + (offset % Kind::kPack) * kBytes,
+                       kBytes);
+    }
+  }
+  for (int t = 0; t < chunk.num_tiles(); ++t) desk.tiles[t] = desk.packed_keys + t * kLanes;
+  desk.runs[0] = {desk.packed_values, count / Kind::kPack};
+  chunk.key_step = kChunk;
+  chunk.values = {desk.runs, 1, sizes.padded_dim, 0};
+}
+
+void load_scales(const Attention& work, const Blocks& blocks, Desk& desk, const Chunk& chunk) {
+  const int block_size = work.sizes.block_size;
+  for (int32_t slot = chunk.begin; slot < chunk.end; ++slot) {
+    const bool is_there = slot >= chunk.first;
+    const int64_t index = is_there ? blocks.index(slot) * block_size + slot % block_size : 0;
+    desk.key_scales[slot - chunk.begin] = is_there ? work.layer.key_scales[index] : 0.0f;
+    desk.value_scales[slot - chunk.begin] = is_there ? work.layer.value_scales[index] : 0.0f;
+  }
+  for (int k = chunk.end - chunk.begin; k < kChunk; ++k) desk.key_scales[k] = desk.value_scales[k] = 0.0f;
+}
+
+#if TL_HAS_AVX512
+// A word of four int8 as two words of bf16, which hold them exactly.
+void store_as_bf16(Words word, uint32_t* first, uint32_t* second) {
+  const StoredInt8::Unpacked of = StoredInt8::unpack(word);
+  const Words low = ((Words)of.values[0] >> 16) | (Words)of.values[1];
+  const Words high = ((Words)of.values[2] >> 16) | (Words)of.values[3];
+  __builtin_memcpy(first, &low, sizeof low);
+  __builtin_memcpy(second, &high, sizeof high);
+}
+
+// Tiles multiply bf16 only: copies int8 keys as such, and points at the copy.
+void widen_keys(const Sizes& sizes, Desk& desk, Chunk& chunk) {
+  for (int t = 0; t < chunk.num_tiles(); ++t) {
+    uint32_t* const packed = desk.packed_keys + t * kLanes;
+    for (int i = 0; i < sizes.head_dim / 4; ++i) {
+      store_as_bf16(load(desk.tiles[t] + i * chunk.key_step), packed + 2 * i * kChunk, packed + (2 * i + 1) * kChunk);
+    }
+    desk.tiles[t] = packed;
+  }
+  chunk.key_step = kChunk;
+}
+
+// Brings a chunk's values together in packed_values as num_words words of bf16; what is not there is zero.
+template <class Kind>
+void gather_values(Desk& desk, const Runs& values, int num_words) {
+  const int64_t width = values.row_words;
+  uint32_t* target = desk.packed_values;
+  for (int n = 0; n < values.num_runs; ++n) {
+    const Run& run = values.runs[n];
+    const bool has_part = n == values.num_runs - 1 && values.last_mask != 0;
+    for (int i = 0; i < run.count + has_part; ++i) {
+      const uint32_t mask = i < run.count ? ~uint32_t{0} : values.last_mask;
+      for (int64_t d = 0; d < width; d += kLanes) {
+        const Words words = load(run.words + i * width + d) & (Words{} + mask);
+        if constexpr (Kind::kPack == 4) {
+          store_as_bf16(words, target + d, target + width + d);
+        } else {
+          __builtin_memcpy(target + d, &words, sizeof words);
+        }
+      }
+      target += Kind::kPack / 2 * width;
+    }
+  }
+  uint32_t* const end = desk.packed_values + num_words * width;
+  if (target < end) __builtin_memset(target, 0, reinterpret_cast<char*>(end) - reinterpret_cast<char*>(target));
+}
+
+#endif
+
+}  // namespace
+}  // namespace tl::TL_ISA
