@@ -25,6 +25,7 @@ from statistics import median
 from typing import Any
 
 from peer_process import Answer, PeerProcess, PeerSpec
+from repetitions import spread
 
 from tokenloom.bench.provenance import provenance
 from tokenloom.bench.workload import read_workload
@@ -167,10 +168,6 @@ def equal_leading_share(expected: Answer, found: Answer) -> float:
         equal += next(differing, len(ours))
         total += len(ours)
     return equal / total
-
-
-def spread(values: list[float]) -> dict[str, float]:
-    return {"min": min(values), "median": median(values), "max": max(values)}
 
 
 # ---- reporting ----

@@ -19,6 +19,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from repetitions import spread
 from serving_process import Serving, serving
 
 from tokenloom import LLM, SamplingParams
@@ -127,10 +128,6 @@ def figures(throughput: list[dict[str, Any]], first_tokens: list[dict[str, float
         "throughput": throughput,
         "first_tokens": first_tokens,
     }
-
-
-def spread(values: list[float]) -> dict[str, float]:
-    return {"min": min(values), "median": median(values), "max": max(values)}
 
 
 def report(result: dict[str, Any]) -> None:

@@ -38,6 +38,7 @@ LAYERS: tuple[frozenset[str], ...] = (
             "interrupts",
             "json_file",
             "model_config",
+            "openmp",
             "output_files",
             "parallel",
             "plugin_discovery",

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from importlib.metadata import version
 
 from peer_worker import Item, Peer, Settings, serve
 
-# As its command line sets it; read once, when torch is loaded.
-os.environ.setdefault("GOMP_SPINCOUNT", "10000")
-
-from tokenloom import LLM, SamplingParams
+from tokenloom import SamplingParams
+from tokenloom.openmp import choose_spin
 
 
 class Tokenloom(Peer):
@@ -26,6 +23,10 @@ class Tokenloom(Peer):
             f"model.max_model_len={settings.max_model_len}",
             f"cache={'hash' if settings.prefix_caching else 'none'}",
         ]
+        choose_spin()
+        # Imported here: torch comes with it, and must find that choice.
+        from tokenloom import LLM
+
         self._llm = LLM(overrides=[*overrides, *settings.extra])
 
     def run(self, items: list[Item]) -> list[list[int]]:

@@ -17,6 +17,7 @@ from tokenloom.errors import (
     RemoteServerError,
     TokenloomError,
 )
+from tokenloom.openmp import choose_spin
 
 __all__ = ["COMMANDS", "TRACEBACK_VARIABLE", "main"]
 
@@ -112,9 +113,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit code: 0, 1 for a failure while running, 2 for a mistake in what was asked, 130 if interrupted.
     """
     words = list(sys.argv[1:] if argv is None else argv)
-    # Threads that wait for each other spin. Too short a spin costs a quarter of the speed of an idle machine, a long
-    # one several times the work itself beside another busy process. Read once, by OpenMP, when torch loads it.
-    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+    choose_spin()
     shows_traceback = _take_traceback_option(words) or os.environ.get(TRACEBACK_VARIABLE) == "1"
     try:
         result = cli.main(args=words, prog_name="tokenloom", standalone_mode=False)

@@ -25,19 +25,6 @@ TOKEN_IDS = torch.tensor(PROMPT)
 CPU = torch.device("cpu")
 
 
-@pytest.fixture(scope="module")
-def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """A tiny random checkpoint of a family, written once."""
-    folders: dict[str, Path] = {}
-
-    def get(name: str) -> Path:
-        if name not in folders:
-            folders[name] = write_family(tmp_path_factory.mktemp(name), name, seed=1)
-        return folders[name]
-
-    return get
-
-
 def logits_of(model: Decoder, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return Sequences(model, 1, 32, dtype).feed(PROMPT)
 

@@ -10,7 +10,7 @@ import torch
 
 from tests.core.models.building import build
 from tests.core.models.dense_attention import Sequences
-from tests.core.models.family_checkpoints import FAMILIES, VOCAB_SIZE, write_family
+from tests.core.models.family_checkpoints import FAMILIES, VOCAB_SIZE
 from tests.core.ops.native_levels import LEVELS, NEEDS_COMPILER, at_level
 from tokenloom.interfaces.quant import QuantContext, Quantizer
 from tokenloom.models.decoder import Decoder
@@ -26,18 +26,6 @@ PROMPT = [int(token) for token in torch.randint(0, VOCAB_SIZE, (21,), generator=
 def level(request: pytest.FixtureRequest) -> Iterator[str]:
     for _ in at_level(request.param):
         yield request.param
-
-
-@pytest.fixture(scope="module")
-def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    folders: dict[str, Path] = {}
-
-    def get(name: str) -> Path:
-        if name not in folders:
-            folders[name] = write_family(tmp_path_factory.mktemp(name), name, seed=1)
-        return folders[name]
-
-    return get
 
 
 def _logits(model: Decoder, dtype: torch.dtype) -> torch.Tensor:

@@ -10,6 +10,7 @@ import sys
 import sysconfig
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import final
 
@@ -101,7 +102,9 @@ def why_not_buildable() -> str | None:
     return None
 
 
+@cache
 def _version(compiler: str) -> str:
+    """Asked once: a start of the engine looks for the compiler several times."""
     try:
         answer = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True, timeout=60)
     except (OSError, subprocess.SubprocessError) as error:
