@@ -174,7 +174,7 @@ def test_words_of_the_command_line_mean_what_they_say(
     workload = tmp_path / "work.json"
     workload.write_text('[{"prompt": [1], "max_tokens": 1}]')
     assert main(["bench", "throughput", *words, f"workload={workload}", f"output={workload}"]) == 2
-    assert "different files" in capsys.readouterr().err
+    assert "workload and output name the same file" in capsys.readouterr().err
     assert main(["bench", "throughput", *words, f"workload={workload}", f"output={tmp_path}"]) == 2
     assert "is a folder" in capsys.readouterr().err
     assert main(["config", "model="]) == 2

@@ -52,7 +52,7 @@ KV_SETTINGS: dict[str, tuple[str, bool, int]] = {
     "dropped": ("recompute", False, 2**30),
     "kept in part": ("recompute", True, 2**30),
     "swapped": ("swap", False, 2**30),
-    "swapped if there is room": ("swap", True, 6_000),
+    "swapped if there is room": ("swap", True, 9_000),
     "cheaper": ("cheaper", True, 2**30),
 }
 """What becomes of a victim's KV: preempt_mode, partial_preemption and host_memory_bytes."""

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["draw_figures", "swept_number"]
 
 _PANELS_IN_A_ROW = 3
+_MAX_LABEL_LENGTH = 40
 
 
 def swept_number(points: Sequence[PointResult]) -> str | None:
@@ -47,7 +48,9 @@ def draw_figures(points: Sequence[PointResult], figures: Sequence[str], path: Pa
 
 def _draw_bars(panel: Axes, points: Sequence[PointResult], name: str) -> None:
     values = [_number(point, name) for point in points]
-    panel.barh([point.name for point in points], [value or 0.0 for value in values])
+    places = range(len(points))
+    panel.barh(places, [value or 0.0 for value in values])
+    panel.set_yticks(places, [_short(point.name) for point in points])
     panel.invert_yaxis()
     panel.tick_params(axis="y", labelsize="x-small")
     panel.set(title=name)
@@ -62,7 +65,7 @@ def _draw_lines(panel: Axes, points: Sequence[PointResult], name: str, axis_key:
             lines.setdefault(rest, []).append((float(point.changes[axis_key]), value))
     for label, line in lines.items():
         ordered = sorted(line)
-        panel.plot([x for x, _ in ordered], [y for _, y in ordered], marker="o", label=label or None)
+        panel.plot([x for x, _ in ordered], [y for _, y in ordered], marker="o", label=_short(label) or None)
     panel.set(title=name, xlabel=axis_key)
     if panel.get_legend_handles_labels()[1]:
         panel.legend(fontsize="x-small")
@@ -71,6 +74,11 @@ def _draw_lines(panel: Axes, points: Sequence[PointResult], name: str, axis_key:
 def _number(point: PointResult, name: str) -> float | None:
     value = figure(point.result or {}, name)
     return float(value) if isinstance(value, int | float) else None
+
+
+def _short(name: str) -> str:
+    """A name that leaves room for its panel: of a long one the end, where names of one sweep differ."""
+    return name if len(name) <= _MAX_LABEL_LENGTH else "…" + name[1 - _MAX_LABEL_LENGTH :]
 
 
 def _is_number(text: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 
 import pytest
@@ -11,6 +12,7 @@ from tests.core.engine_process.served_stub import stub_served, submission
 from tokenloom.engine_process.linked_client import LinkedClient
 from tokenloom.engine_process.local_client import LocalEngine
 from tokenloom.errors import EngineDeadError, OverloadedError
+from tokenloom.interfaces.executor import StepHandle, StepPlan
 from tokenloom.testing.engine_harness import EngineHarness
 
 
@@ -96,11 +98,18 @@ def test_the_end_of_the_loop_ends_streams_with_an_error() -> None:
     async def test(engine: LocalEngine) -> None:
         stream = engine.connect().submit(submission("a", max_tokens=100))
         await anext(stream)
-        monkey.setattr(harness.executor, "launch", lambda plan: 1 / 0)
         with pytest.raises(EngineDeadError, match="ZeroDivisionError"):
             async for _ in stream:
                 pass
 
+    def launch(plan: StepPlan) -> StepHandle:
+        if next(steps) == 3:
+            raise ZeroDivisionError
+        return launch_step(plan)
+
     harness = EngineHarness()
-    with pytest.MonkeyPatch.context() as monkey, LocalEngine(stub_served(harness)) as engine:
-        asyncio.run(test(engine))
+    steps, launch_step = itertools.count(), harness.executor.launch
+    with pytest.MonkeyPatch.context() as monkey:
+        monkey.setattr(harness.executor, "launch", launch)
+        with LocalEngine(stub_served(harness)) as engine:
+            asyncio.run(test(engine))

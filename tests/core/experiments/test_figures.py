@@ -67,6 +67,14 @@ def test_the_axis_is_the_swept_number_with_most_values() -> None:
     assert swept_number([point({"k": "1"}, RESULT)]) is None
 
 
+@pytest.mark.parametrize("value", ["folder/" * 40 + "a.jsonl", "x" * 300])
+def test_long_names_leave_room_for_the_bars(value: str, tmp_path: Path) -> None:
+    """Matplotlib warns where they do not, and a warning is an error here."""
+    pytest.importorskip("matplotlib")
+    draw_figures([point({"s": value}, RESULT), *POINTS], ("a.b", "n", "a.none"), tmp_path / "plot.png")
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+
+
 @pytest.mark.parametrize("key", ["k", "s"])
 def test_plots_are_drawn_over_numbers_and_over_words(key: str, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")

@@ -26,7 +26,7 @@ VOCAB = 4
 
 
 class StepConfig(LogitsProcessorConfig):
-    """logits := factor * logits + amount; amounts of 13 raise, and are NaN at 14 and +inf at 15."""
+    """logits := factor * logits + amount; amounts of 13 raise, and are NaN at 14, +inf at 15 and -inf at 16."""
 
     amount: float = 0.0
     factor: float = 1.0
@@ -53,6 +53,8 @@ class Step(LogitsProcessor):
             logits[index].mul_(settings.factor).add_(settings.amount)
             if settings.amount == 13:
                 raise ZeroDivisionError("thirteen")
+            if settings.amount == 16:
+                logits[index] = -torch.inf
             logits[index, 1] = {14.0: torch.nan, 15.0: torch.inf}.get(settings.amount, float(logits[index, 1]))
 
 
@@ -103,7 +105,7 @@ def test_engine_has_one_object_of_each_plugin() -> None:
         (13, "plugin logits_processor=a failed at output position 0: ZeroDivisionError: thirteen"),
         (14, "plugin logits_processor=a wrote NaN or +inf at output position 0"),
         (15, "plugin logits_processor=a wrote NaN or +inf at output position 0"),
-        (-torch.inf, "no token can be sampled at output position 0: every token is forbidden by logits_processor=a"),
+        (16, "no token can be sampled at output position 0: every token is forbidden by logits_processor=a"),
     ],
 )
 def test_broken_row_is_invalid_alone_and_its_plugin_is_named(amount: float, message: str) -> None:

@@ -116,7 +116,9 @@ def test_chat_logprobs(client: OpenAI) -> None:
 
 
 def test_completion(client: OpenAI) -> None:
-    answer = client.completions.create(model="tiny", prompt=["a", "b"], max_tokens=4, logprobs=2, echo=True)
+    answer = client.completions.create(
+        model="tiny", prompt=["a", "b"], max_tokens=4, logprobs=2, echo=True, extra_body={"ignore_eos": True}
+    )
     assert [choice.index for choice in answer.choices] == [0, 1]
     logprobs = answer.choices[0].logprobs
     assert logprobs is not None
