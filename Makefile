@@ -20,7 +20,7 @@ test: install model
 # Requests are short, so that a minute has many. What else runs for a moment may spoil an attempt.
 soak: install model
 	$(BIN)/python benchmarks/serving_soak.py --seconds 60 --settle-seconds 30 --probe-seconds 10 --prompt-tokens 16 \
-		--output-tokens 8 --length-spread 0 --attempts 2
+		--output-tokens 8 --length-spread 0 --attempts 3
 
 check: lint
 	$(PYTEST) -m "not slow"

@@ -65,7 +65,9 @@ def test_one_attempt_has_to_hold(soak: Any, monkeypatch: pytest.MonkeyPatch, out
     assert numbers == list(range(1, len(outcomes) + 1))
 
 
-def test_make_soak_puts_a_server_under_load_for_a_minute() -> None:
+def test_ci_soaks_a_server_for_a_minute_behind_the_tests() -> None:
+    steps = (ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines()
+    assert steps.index("make soak") > steps.index("make test")
     (command,) = [
         line for line in (ROOT / "Makefile").read_text(encoding="utf-8").splitlines() if "serving_soak.py" in line
     ]

@@ -21,6 +21,9 @@ __version__ = "0.1.0"
 def __getattr__(name: str) -> Any:
     # LLM pulls in torch, which listing plugins or composing a config does not need.
     if name == "LLM":
+        from tokenloom.openmp import choose_spin
+
+        choose_spin()
         from tokenloom.llm import LLM
 
         return LLM

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import final
 
 from tokenloom.batch import RowPlan, RowResult, StepPlan, StepResult, tree_depths
 from tokenloom.engine_output import EngineStats
 from tokenloom.errors import PluginContractError
-from tokenloom.interfaces.spec_decode import DraftPolicy, VerifiedDrafts
+from tokenloom.interfaces.draft_policy import DraftPolicy, DraftStep, VerifiedDrafts
 from tokenloom.plugin_guard import plugin_call
 from tokenloom.request import Request
 
@@ -39,21 +40,36 @@ class DraftLengths:
         if self._policy is None:
             return
         verified = [_verified(row, r) for row, r in zip(plan.rows, result.rows, strict=True) if row.draft_token_ids]
-        stats = self._stats
-        stats.num_proposals += len(verified)
-        stats.num_draft_tokens += sum(drafts.num_drafts for drafts in verified)
-        stats.num_accepted_tokens += sum(drafts.num_accepted_tokens for drafts in verified)
-        for drafts in verified:
-            for position in range(drafts.num_accepted_tokens):
-                stats.accepted_by_position[position] = stats.accepted_by_position.get(position, 0) + 1
-        with plugin_call(self._plugin, "observe() takes every step"):
-            self._policy.observe(verified, duration_s)
+        self._count(verified)
+        step = DraftStep(
+            verified=verified,
+            duration_s=duration_s,
+            num_rows=len(plan.rows),
+            num_own_tokens=plan.num_tokens - sum([drafts.num_drafts for drafts in verified]),
+            num_proposed=sum([len(row.next_draft_token_ids) for row in result.rows]),
+            draft_s=result.times_s.get("propose", 0.0),
+        )
+        with plugin_call(self._plugin, "observe_step() takes every step"):
+            self._policy.observe_step(step)
 
     def forget(self, request_id: str) -> None:
         """Drops the state of a request that ended."""
         if self._policy is not None:
             with plugin_call(self._plugin, "forget() takes every request"):
                 self._policy.forget(request_id)
+
+    def _count(self, verified: Sequence[VerifiedDrafts]) -> None:
+        stats = self._stats
+        stats.num_proposals += len(verified)
+        tried, accepted = stats.tried_by_position, stats.accepted_by_position
+        for drafts in verified:
+            num_accepted = drafts.num_accepted_tokens
+            stats.num_draft_tokens += drafts.num_drafts
+            stats.num_accepted_tokens += num_accepted
+            for position in range(min(num_accepted + 1, drafts.max_depth)):
+                tried[position] = tried.get(position, 0) + 1
+            for position in range(num_accepted):
+                accepted[position] = accepted.get(position, 0) + 1
 
 
 def _verified(row: RowPlan, result: RowResult) -> VerifiedDrafts:

@@ -19,6 +19,7 @@ from tokenloom.interfaces.contract import PluginChoice
 from tokenloom.interfaces.executor import StepHandle
 from tokenloom.interfaces.scheduler import SchedulerView
 from tokenloom.interfaces.scheduler_events import StepLanded
+from tokenloom.kv.draft_room import DraftRoom
 from tokenloom.kv.fragmentation import KVFragmentation
 from tokenloom.kv.reservation import check_reservation
 from tokenloom.plugin_guard import plugin_call
@@ -227,14 +228,15 @@ class Engine:
         self.stats.num_refused_swaps += ledger.num_refused_swaps
         for request_id, starts in ledger.placements.items():
             self._kv.place(requests[request_id], starts)
-        rows = tuple([self._row(requests[i], count, i in new_ids) for i, count in counts.items()])
+        room = DraftRoom(self._kv, ledger.spare_blocks) if self._kv.draft_groups else None
+        rows = tuple([self._row(requests[i], count, i in new_ids, room) for i, count in counts.items()])
         book.tell_events()
         return StepPlan(self._step_id, rows, book.take_removed(), self._kv.take_transfers())
 
-    def _row(self, request: Request, num_tokens: int, is_new: bool) -> RowPlan:
+    def _row(self, request: Request, num_tokens: int, is_new: bool, room: DraftRoom | None) -> RowPlan:
         max_drafts = self._drafts.choose(request, self._book.num_running) if self._drafts.is_on else 0
         request.num_inflight_tokens = num_tokens
-        return build_row(request, num_tokens, self._kv, is_new, max_drafts)
+        return build_row(request, num_tokens, self._kv, is_new, max_drafts, room)
 
     def _land(self, launched: _Launched) -> list[EngineOutput]:
         result = launched.handle.result()

@@ -48,10 +48,10 @@ class EngineSettings(Settings):
     num_threads: Annotated[int, Field(ge=1)] | None = Field(
         default=None, description="CPU threads of the forward pass; null takes OMP_NUM_THREADS or the physical cores."
     )
-    operations: Literal["auto", "torch", "native"] = Field(
+    operations: Literal["auto", "torch", "native", "triton"] = Field(
         default="auto",
-        description="Linear layers, norms and the like: torch's, or native: C++ for bfloat16 on a CPU, compiled on "
-        "first use; auto is native where that is possible.",
+        description="Linear layers, norms, sampling and the like: torch's; native: C++ for bfloat16 on a CPU, compiled "
+        "on first use; triton: fused kernels for a GPU. auto is native or triton where that is possible.",
     )
 
 

@@ -60,6 +60,10 @@ class EngineOutput:
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
 
 
+_TABLES = ("times_s", "accepted_by_position", "tried_by_position")
+"""Fields of `EngineStats` that are no single number."""
+
+
 @dataclass(slots=True)
 class EngineStats:
     """Counters since the engine was built.
@@ -71,7 +75,8 @@ class EngineStats:
     room there and `num_lost_swaps` did not arrive, so that these were computed again.
 
     `num_proposals` counts lists of drafts that were verified, `num_draft_tokens` their drafts; `accepted_by_position`
-    has the accepted ones by their depth, counted from 0.
+    has the accepted ones by their depth, counted from 0, and `tried_by_position` those whose predecessors were all
+    accepted (of the siblings in a tree, one): the quotient is how often a draft at that depth is right.
     """
 
     num_steps: int = 0
@@ -92,18 +97,21 @@ class EngineStats:
     python_s: float = 0.0
     times_s: dict[str, float] = field(default_factory=dict)
     accepted_by_position: dict[int, int] = field(default_factory=dict)
+    tried_by_position: dict[int, int] = field(default_factory=dict)
 
     def snapshot(self) -> EngineStats:
         """A copy to measure from."""
-        return replace(self, times_s=dict(self.times_s), accepted_by_position=dict(self.accepted_by_position))
+        return replace(
+            self,
+            times_s=dict(self.times_s),
+            accepted_by_position=dict(self.accepted_by_position),
+            tried_by_position=dict(self.tried_by_position),
+        )
 
     def since(self, before: EngineStats) -> dict[str, Any]:
         """What was added after a snapshot, as plain data."""
         now, then = asdict(self), asdict(before)
-        tables = {
-            name: {key: amount - then[name].get(key, 0) for key, amount in now[name].items()}
-            for name in ("times_s", "accepted_by_position")
-        }
+        tables = {name: {key: amount - then[name].get(key, 0) for key, amount in now[name].items()} for name in _TABLES}
         return {name: now[name] - then[name] for name in now if name not in tables} | tables
 
     def add_step(self, num_tokens: int, plan_s: float, times_s: Mapping[str, float], commit_s: float) -> None:

@@ -33,6 +33,7 @@ from tokenloom.models.layers import LayerFactory
 from tokenloom.models.load_targets import LoadTarget
 from tokenloom.models.registry import architecture_named
 from tokenloom.models.skip_list import SkipList, checkpoint_skip_entries
+from tokenloom.models.weight_loading import load_tensor
 from tokenloom.ops.table import outline_op_table
 from tokenloom.parallel import ParallelContext
 from tokenloom.plugins import default_registry
@@ -107,11 +108,17 @@ def forecast_memory(config: EngineConfig, checkpoint: Checkpoint, memory_bytes: 
 
     Raises:
         CapabilityError: the combination cannot run.
-        ConfigError: executor is not local.
+        ConfigError: executor is not local, or a drafter brings weights of its own.
         OutOfMemoryError: it does not fit, with the breakdown.
     """
     if config.executor.name != "local":
         raise ConfigError(f"executor={config.executor.name}: a memory plan is one of executor=local")
+    drafter = config.spec_decode.name
+    if "draft_weights" in default_registry().get("spec_decode", drafter).info.capabilities.flags:
+        raise ConfigError(
+            f"spec_decode={drafter} loads weights of its own, which a memory plan cannot tell before they are loaded; "
+            "plan with spec_decode=none and leave room for them, or start the engine, which tells its memory with -v"
+        )
     model_config = checkpoint.config
     device = choose_device(config.model)
     dtype = choose_dtype(config.model, model_config, device)
@@ -176,7 +183,13 @@ def _outline(
     """The model without weights, and the bytes that these would take."""
     quant = cast(QuantConfig, config.quant.config)
     # Quantizers work on the values, so theirs is the CPU; dense layers need no memory to be measured.
-    context = QuantContext(dtype, torch.device("cpu"), checkpoint.quantization or {}, config.engine.deterministic)
+    context = QuantContext(
+        dtype,
+        torch.device("cpu"),
+        checkpoint.quantization or {},
+        config.engine.deterministic,
+        checkpoint.stored_types,
+    )
     skip_list = SkipList(checkpoint_skip_entries(checkpoint.quantization), quant.skip)
     factory = LayerFactory(
         quant.build(context),
@@ -203,10 +216,11 @@ def _weight_bytes(targets: Sequence[LoadTarget], checkpoint: Checkpoint) -> int:
         own = [name for part in target.parts for name in names.get(part, []) if target.accepts(name)]
         shapes = [target.shape(name) for name in own]
         if target.load_dtype is None:
-            key = (len(target.parts), tuple(name.split(".")[-2:] for name in own).__repr__(), tuple(shapes))
+            kinds = tuple((*name.split(".")[-2:], checkpoint.stored_type(name)) for name in own)
+            key = (len(target.parts), kinds, tuple(shapes))
             if key not in known:
                 for name in own:
-                    target.load(name, checkpoint.load(name))
+                    load_tensor(name, target, checkpoint)
                 target.finalize()
                 known[key] = target.num_bytes
             total += known[key]

@@ -13,10 +13,12 @@ import torch
 from tokenloom.batch import RowPlan, RowResult, StepPlan, StepResult, TokenLogprobs
 from tokenloom.batch_state import BatchState
 from tokenloom.clock import Clock, LapTimer
-from tokenloom.host_blocks import HostBlocks
+from tokenloom.draft_passes import DraftPasses
+from tokenloom.host_blocks import HostBlocks, stored_layers
 from tokenloom.interfaces.attention import AttentionBackend
 from tokenloom.interfaces.spec_decode import DraftBatch, Drafter, DraftSampling, Proposal, Verifier
-from tokenloom.models.causal_lm import CausalLM, ForwardContext
+from tokenloom.models.causal_lm import CausalLM, ForwardContext, PromptSink
+from tokenloom.ops.sampling_table import TORCH_SAMPLING, SamplingOps
 from tokenloom.plugin_guard import plugin_call
 from tokenloom.proposal_check import check_proposals
 from tokenloom.sampling.constraint import AllowedTokens, ConstrainedRows, allowed_tokens
@@ -30,7 +32,7 @@ __all__ = ["ModelRunner", "ModelRunnerParts"]
 
 @dataclass(frozen=True, slots=True)
 class ModelRunnerParts:
-    """What a ModelRunner is made of. `kv` holds each layer's cache tensors."""
+    """What a ModelRunner is made of. `kv` holds the cache tensors of each of the model's layers."""
 
     model: CausalLM
     attention: AttentionBackend
@@ -45,6 +47,9 @@ class ModelRunnerParts:
     takes_trees: bool
     """Whether the attention backend can mask a draft tree."""
     verifier: Verifier = "position_noise"
+    sampling: SamplingOps = TORCH_SAMPLING
+    draft_memory: DraftPasses | None = None
+    """KV memory of the drafter's own layers, if it has any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +75,14 @@ class ModelRunner:
     def __init__(self, parts: ModelRunnerParts) -> None:
         self._parts = parts
         self._state = parts.state
-        self._host = HostBlocks(parts.attention, parts.model.attention_layers(), parts.kv, parts.state.block_size)
-        self._verification = DraftVerification(parts.verifier)
+        layers = stored_layers(parts.attention, parts.model.attention_layers(), parts.kv)
+        draft_layers = () if parts.draft_memory is None else parts.draft_memory.stored_layers
+        self._host = HostBlocks((*layers, *draft_layers), parts.state.block_size)
+        self._verification = DraftVerification(parts.verifier, parts.sampling)
         self._takes_trees = parts.takes_trees and self._verification.takes_trees
-        needs = parts.drafter.needs()
-        self._capture_layers = needs.hidden_layers
-        self._sees_every_row = bool(needs.hidden_layers and needs.kv_groups)
+        self._capture_layers = parts.drafter.needs().hidden_layers
+        self._sees_every_row = parts.draft_memory is not None
+        self.prompt_sink: PromptSink | None = None
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
@@ -173,6 +180,8 @@ class ModelRunner:
             num_top = self._state.info(row.request_id).params.prompt_logprobs
             assert num_top is not None, f"{row.request_id} is asked for prompt logprobs that it does not want"
             rows = hidden[first_row + first - row.num_computed_tokens : first_row + end - row.num_computed_tokens]
+            if self.prompt_sink is not None:
+                self.prompt_sink(rows)
             token_ids = torch.tensor(self._state.tokens(row.request_id)[first + 1 : end + 1], device=hidden.device)
             found[row.request_id] = prompt_logprobs(
                 rows, token_ids.long(), num_top, self._parts.vocab_size, self._parts.model.compute_logits
@@ -240,6 +249,7 @@ class ModelRunner:
             hidden_states={layer: states[gather] for layer, states in captured.items()},
             cu_hidden=cu_hidden,
             sampling=[self._draft_sampling(i) for i in ids],
+            memory=self._parts.draft_memory,
         )
         plugin = f"spec_decode={self._parts.drafter_name}"
         with plugin_call(plugin, "propose() returns proposals"):

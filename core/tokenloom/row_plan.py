@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from tokenloom.batch import BlockTableUpdate, NewRow, RowPlan
+from tokenloom.kv.draft_room import DraftRoom
 from tokenloom.kv.manager import KVManager
 from tokenloom.request import Request
 
 __all__ = ["build_row", "prompt_logprob_slots"]
 
 
-def build_row(request: Request, num_tokens: int, kv: KVManager, is_new: bool, max_drafts: int) -> RowPlan:
+def build_row(
+    request: Request, num_tokens: int, kv: KVManager, is_new: bool, max_drafts: int, room: DraftRoom | None = None
+) -> RowPlan:
     """Allocates a request's blocks for a step and says what the executor has to do.
 
     Args:
@@ -18,11 +21,16 @@ def build_row(request: Request, num_tokens: int, kv: KVManager, is_new: bool, ma
         kv: gives the blocks.
         is_new: whether the executor does not know the request.
         max_drafts: most drafts to propose after the step, if it samples.
+        room: for drafts in a drafter's own KV groups; None if it has none.
     """
     start = request.num_computed_tokens
     end, num_own = start + num_tokens, request.num_tokens - start
     samples = num_tokens >= num_own
     num_drafts = num_tokens - num_own if samples else 0
+    most = max_drafts if samples else 0
+    num_extra = 0
+    if room is not None and most:
+        most = num_extra = room.take(request, end, most)
     wants_logprobs = request.params.prompt_logprobs is not None
     # By place: this runs for each row of each step, and keywords would take as long again.
     return RowPlan(
@@ -30,18 +38,19 @@ def build_row(request: Request, num_tokens: int, kv: KVManager, is_new: bool, ma
         start,
         num_tokens,
         tuple(request.draft_token_ids[:num_drafts]) if num_drafts else (),
-        _first_tables(request, end, kv) if is_new else kv.grow(request, end),
+        _first_tables(request, end, kv, num_extra) if is_new else kv.grow(request, end, num_extra),
         samples,
-        max_drafts if samples else 0,
+        most,
         tuple(request.draft_parents[:num_drafts]) if num_drafts else (),
         prompt_logprob_slots(request, start, end) if wants_logprobs else (0, 0),
         _new_row(request) if is_new else None,
     )
 
 
-def _first_tables(request: Request, num_slots: int, kv: KVManager) -> tuple[BlockTableUpdate, ...]:
+def _first_tables(request: Request, num_slots: int, kv: KVManager, num_drafts: int) -> tuple[BlockTableUpdate, ...]:
     """The executor has no table yet: all of it is new, but for the null blocks of a window."""
-    updates = kv.grow(request, max(num_slots, kv.reserved_blocks(request) * kv.block_size))
+    num_held = max(num_slots, kv.reserved_blocks(request) * kv.block_size)
+    updates = kv.grow(request, num_held, max(0, num_slots + num_drafts - num_held))
     return tuple(
         BlockTableUpdate(update.num_null_blocks, update.num_null_blocks, tuple(table[update.num_null_blocks :]))
         for update, table in zip(updates, kv.tables(request.request_id), strict=True)

@@ -72,16 +72,18 @@ class StepInputsBuilder:
         max_num_seqs: int,
         device: torch.device,
     ) -> None:
-        """`windows` holds each KV group's; the maxima size the buffers."""
+        """`windows` holds the window of each of the target's KV groups; the maxima size the buffers."""
         self._state = state
         self._windows = tuple(windows)
+        # A drafter's groups come behind the target's; its own passes read those.
+        self._own_tables = state.block_tables[: len(self._windows)]
         self._device = device
         self._token_ids = _Buffer(max_num_tokens, torch.int64, device)
         self._positions = _Buffer(max_num_tokens, torch.int64, device)
-        self._slots = [_Buffer(max_num_tokens, torch.int64, device) for _ in state.block_tables]
+        self._slots = [_Buffer(max_num_tokens, torch.int64, device) for _ in self._own_tables]
         self._cu_seqlens = _Buffer(max_num_seqs + 1, torch.int32, device)
         self._seq_lens = _Buffer(max_num_seqs, torch.int32, device)
-        self._tables = [_Buffer(table.size, torch.int32, device) for table in state.block_tables]
+        self._tables = [_Buffer(table.size, torch.int32, device) for table in self._own_tables]
 
     def build(self, plan: StepPlan) -> StepInputs:
         """Builds the inputs of a plan whose rows the state knows already."""
@@ -128,7 +130,7 @@ class StepInputsBuilder:
         query_lens_cpu, seq_lens_cpu = rows.counts.tolist(), seq_lens.tolist()
         block_index, offset = np.divmod(rows.slot_index, block_size)
         num_blocks = -(-int(seq_lens.max()) // block_size)
-        groups = zip(self._state.block_tables, self._tables, self._slots, self._windows, strict=True)
+        groups = zip(self._own_tables, self._tables, self._slots, self._windows, strict=True)
         return tuple(
             AttentionBatch(
                 cu_seqlens_q=cu_seqlens,

@@ -16,13 +16,13 @@ from torch import Tensor
 
 from tokenloom.batch import RowPlan, TokenLogprobs
 from tokenloom.interfaces.spec_decode import Proposal, Verifier
+from tokenloom.ops.sampling_table import TORCH_SAMPLING, SamplingOps
 from tokenloom.sampling.batch import SamplingBatch
 from tokenloom.sampling.constraint import AllowedTokens
 from tokenloom.sampling.logprobs import raw_logprobs
 from tokenloom.sampling.processing import process_logits
 from tokenloom.sampling.rejection import verify_rejection
-from tokenloom.sampling.sampler import choice_probs, choose_tokens
-from tokenloom.sampling.verify import verify_chain, verify_tree
+from tokenloom.sampling.sampler import choice_probs
 
 __all__ = ["DraftVerification", "StepLogits", "VerifiedRows"]
 
@@ -69,7 +69,8 @@ class VerifiedRows:
 class DraftVerification:
     """Samples and verifies each step. Keeps the draft probabilities from their proposal to the step that needs them."""
 
-    def __init__(self, verifier: Verifier) -> None:
+    def __init__(self, verifier: Verifier, ops: SamplingOps = TORCH_SAMPLING) -> None:
+        self._ops = ops
         self._is_rejection = verifier == "rejection"
         self._proposals: dict[str, Proposal] = {}
 
@@ -94,10 +95,10 @@ class DraftVerification:
         judged = self._judged_by_rejection(step)
         proposals = [self._proposals.pop(row.request_id, None) for row in step.rows]
         if not judged:
-            token_ids, invalid = choose_tokens(processed, step.batch)
-            is_emitted = _matching_rows(token_ids, step.rows, step.cu_rows)
+            token_ids, invalid = self._ops.choose_tokens(processed, step.batch)
+            is_emitted = _matching_rows(self._ops, token_ids, step.rows, step.cu_rows)
         else:
-            token_ids, is_emitted, invalid = _verify_mixed(step, processed, judged, proposals)
+            token_ids, is_emitted, invalid = _verify_mixed(self._ops, step, processed, judged, proposals)
         logprobs = raw_logprobs(step.logits, token_ids, step.batch.groups)
         return VerifiedRows(
             token_ids=token_ids.tolist(),
@@ -118,19 +119,25 @@ class DraftVerification:
         ]
 
 
-def _matching_rows(token_ids: Tensor, rows: Sequence[RowPlan], cu_rows: Sequence[int]) -> Tensor | None:
+def _matching_rows(
+    ops: SamplingOps, token_ids: Tensor, rows: Sequence[RowPlan], cu_rows: Sequence[int]
+) -> Tensor | None:
     """Compares samples (int64 [R]) and drafts: bool [R]; None when no request has drafts, so that every row counts."""
     if len(token_ids) == len(rows):
         return None
     starts, drafts = torch.tensor(cu_rows, dtype=torch.int64, device=token_ids.device), _draft_ids(rows, token_ids)
     if not any(row.draft_parents for row in rows):
-        return verify_chain(token_ids, drafts, starts).is_emitted
+        return ops.verify_chain(token_ids, drafts, starts).is_emitted
     parents = [p for row in rows for p in (row.draft_parents or range(-1, len(row.draft_token_ids) - 1))]
-    return verify_tree(token_ids, drafts, torch.tensor(parents, device=token_ids.device), starts).is_emitted
+    return ops.verify_tree(token_ids, drafts, torch.tensor(parents, device=token_ids.device), starts).is_emitted
 
 
 def _verify_mixed(
-    step: StepLogits, processed: Tensor, judged: Sequence[int], proposals: Sequence[Proposal | None]
+    ops: SamplingOps,
+    step: StepLogits,
+    processed: Tensor,
+    judged: Sequence[int],
+    proposals: Sequence[Proposal | None],
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Rejection sampling for the requests `judged`, comparison for the others: tokens, emitted and invalid rows [R]."""
     others = sorted(set(range(len(step.rows))) - set(judged))
@@ -147,9 +154,9 @@ def _verify_mixed(
             token_ids[part.places], invalid[part.places] = result.token_ids, target.invalid
             is_emitted[part.places] = result.is_emitted
         elif requests:
-            chosen, invalid[part.places] = choose_tokens(part.processed, part.batch)
+            chosen, invalid[part.places] = ops.choose_tokens(part.processed, part.batch)
             token_ids[part.places] = chosen
-            matching = _matching_rows(chosen, part.rows, part.cu_rows)
+            matching = _matching_rows(ops, chosen, part.rows, part.cu_rows)
             if matching is not None:
                 is_emitted[part.places] = matching
     return token_ids, is_emitted, invalid

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tokenloom.batch import BlockCopy, BlockExport, BlockImport
-from tokenloom.host_blocks import HostBlocks
+from tokenloom.host_blocks import HostBlocks, stored_layers
 from tokenloom.interfaces.attention import AttentionBackend, AttentionContext, AttentionLayer
 from tokenloom.plugins import default_registry
 from tokenloom.testing.suite import build_choice
@@ -56,7 +56,7 @@ def test_blocks_come_back_bit_for_bit_and_others_are_not_touched() -> None:
     """Random bytes, NaN among them; group 0 brings back two of three blocks, group 1 its only one."""
     attention = backend("torch_sdpa")
     kv = random_kv(attention, 12)
-    host = HostBlocks(attention, LAYERS, kv, BLOCK)
+    host = HostBlocks(stored_layers(attention, LAYERS, kv), BLOCK)
     before = [content(attention, kv[0], [2, 5, 3]), content(attention, kv[1], [7])]
     assert host.export([BlockExport("a", ((2, 5, 3), (7,)))]) == ()
     for tensors in kv:
@@ -79,7 +79,7 @@ def test_copies_that_find_no_memory_are_reported_and_other_errors_are_not_hidden
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     attention = backend("torch_sdpa")
-    host = HostBlocks(attention, LAYERS, random_kv(attention, 4), BLOCK)
+    host = HostBlocks(stored_layers(attention, LAYERS, random_kv(attention, 4)), BLOCK)
     for message, is_lost in (("DefaultCPUAllocator: not enough memory: you tried to allocate", True), ("bad", False)):
 
         def fail(*_: object, message: str = message) -> None:
@@ -99,7 +99,7 @@ def test_copies_read_all_sources_first() -> None:
     attention = backend("torch_sdpa")
     kv = random_kv(attention, 6)
     before = [content(attention, kv[0], [1, 2]), content(attention, kv[1], [4, 3])]
-    host = HostBlocks(attention, LAYERS, kv, BLOCK)
+    host = HostBlocks(stored_layers(attention, LAYERS, kv), BLOCK)
     host.copy([BlockCopy((1, 4), (2, 5)), BlockCopy((2, 3), (3, 1))])
     after = [content(attention, kv[0], [2, 3]), content(attention, kv[1], [5, 1])]
     for old, new in zip(before, after, strict=True):

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import gguf
 import pytest
 import torch
+from gguf.quants import quantize
 
+from tests.core.loader.gguf_conversion import Conversion, write_gguf
 from tests.tiny_model import write_tiny_llama
 from tokenloom.checkpoint.base import Checkpoint
 from tokenloom.compose import ComposedConfig, compose_config
@@ -14,6 +17,7 @@ from tokenloom.engine_builder import build_engine
 from tokenloom.errors import CapabilityError, ConfigError, OutOfMemoryError
 from tokenloom.loader.checkpoint import open_checkpoint
 from tokenloom.memory_forecast import MemoryForecast, RequestLengths, forecast_memory, largest_batch
+from tokenloom.ops.native import why_not_buildable
 
 BASE = ("cache.num_blocks=65", "engine.num_threads=1", "scheduler.max_num_seqs=8", "model.max_model_len=256")
 WINDOWS = {
@@ -63,6 +67,22 @@ def test_a_forecast_is_what_the_engine_reports(windows: bool, overrides: tuple[s
         assert known == {name: size for name, size in facts.memory.items() if name != "available"}
     finally:
         engine.close()
+
+
+@pytest.mark.skipif(why_not_buildable() is not None, reason=str(why_not_buildable()))
+def test_layers_of_one_shape_may_be_stored_differently(tmp_path: Path) -> None:
+    kinds = gguf.GGMLQuantizationType
+    other = {"blk.1.ffn_down.weight": (kinds.Q8_0, quantize(torch.ones(64, 128).numpy(), kinds.Q8_0))}
+    folder = write_tiny_llama(tmp_path / "model", with_tokenizer=True)
+    model = write_gguf(folder, tmp_path / "model.gguf", Conversion(kind=kinds.Q4_1, raw_tensors=other))
+    found, _ = forecast(model, "quant=gguf")
+    composed = compose_config([f"model={model}", *BASE, "quant=gguf"])
+    engine = build_engine(composed.engine)
+    try:
+        assert found.plan.breakdown["weights"] == engine.facts.memory["weights"]
+    finally:
+        engine.close()
+    assert found.plan.breakdown["weights"] < 0.5 * forecast(model, "quant=none")[0].plan.breakdown["weights"]
 
 
 def test_kv_bytes_per_token_follow_the_formula(tmp_path: Path) -> None:

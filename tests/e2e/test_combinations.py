@@ -6,27 +6,43 @@ CI runs a covering array; `pytest tests/e2e/test_combinations.py --full-matrix` 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from itertools import combinations, product
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from tests.e2e.covering_array import full_product, pairwise_cases
 from tests.e2e.plain_model import PlainModel, load_plain_model
 from tests.e2e.preempting_scheduler import PreemptingConfig
+from tests.e2e.rounded_models import write_in_blocks, write_rounded
+from tests.plugins.spec_decode.tiny_eagle import TinyEagle
+from tests.plugins.spec_decode.tiny_eagle3 import TinyEagle3
+from tests.plugins.spec_decode.tiny_medusa import TinyMedusa
+from tests.plugins.spec_decode.tiny_mtp import TinyMtp
 from tokenloom import LLM, SamplingParams
 from tokenloom.interfaces.contract import KINDS, PluginChoice
 from tokenloom.plugins import default_registry
 
 NUM_OUTPUT_TOKENS = 19
 AXES: dict[str, tuple[Any, ...]] = {
-    "attention": ("torch_sdpa", "native_cpu"),
+    "attention": ("torch_sdpa", "naive", "native_cpu"),
     "cache": ("none", "contiguous", "hash", "radix"),
-    "spec_decode": ("none", "ngram", "ngram/rejection"),  # with another verifier than the default one
-    "quant": ("none", "int8"),
+    "spec_decode": (
+        "none",
+        "ngram",
+        "ngram/rejection",  # with another verifier than the default one
+        "suffix",
+        "synthetic",
+        "medusa",
+        "draft_model",
+        "eagle",
+        "eagle3",
+        "mtp",
+    ),
+    "quant": ("none", "int8", "int8_dynamic", "int4", "gguf"),
     "executor": ("local",),
     "scheduler": (
         "fcfs",
@@ -47,6 +63,11 @@ AXES: dict[str, tuple[Any, ...]] = {
 }
 WITHOUT_A_MODEL = {"simulated", "auto"}
 """Executors whose tokens nothing can be compared with."""
+OF_CHECKPOINTS = {"awq", "gptq", "compressed_tensors", "fp8", "bitsandbytes"}
+"""Quantizers of checkpoints in forms of their own: test_quantized_combinations.py has these."""
+INTERPRETED = {"triton_paged", "triton_flash"}
+"""Attention that takes Triton's interpreter too long for all pairs: test_triton_attention.py has some."""
+ELSEWHERE = WITHOUT_A_MODEL | OF_CHECKPOINTS | INTERPRETED
 SETTINGS = {"admission", "block_size", "budget", "num_blocks", "preempt_mode"}
 
 
@@ -61,7 +82,7 @@ def test_axes_name_every_installed_plugin() -> None:
     """A new plugin must join the matrix."""
     assert set(AXES) - SETTINGS == set(KINDS)
     for kind in KINDS:
-        assert set(default_registry().names(kind)) - WITHOUT_A_MODEL <= set(AXES[kind]), kind
+        assert set(default_registry().names(kind)) - ELSEWHERE <= set(AXES[kind]), kind
     assert set(default_registry().names("scheduler.admission")) == set(AXES["admission"])
 
 
@@ -69,11 +90,15 @@ def test_cases_hold_every_pair_of_options_and_are_few() -> None:
     cases = pairwise_cases(AXES)
     for first, second in combinations(AXES, 2):
         assert {(case[first], case[second]) for case in cases} == set(product(AXES[first], AXES[second]))
-    assert len(cases) <= 40
+    assert len(cases) <= 100
 
 
 def test_combination_equals_the_plain_model(
-    case: dict[str, Any], build_llm: Callable[..., LLM], tiny_folder: Path, rounded_folder: Path
+    case: dict[str, Any],
+    build_llm: Callable[..., LLM],
+    plain_model_of: Callable[[str], PlainModel],
+    tiny_gguf: Path,
+    drafter_settings: Callable[[str], list[str]],
 ) -> None:
     block_size = case["block_size"]
     prompts = _prompts(block_size)
@@ -84,6 +109,7 @@ def test_combination_equals_the_plain_model(
     drafter, _, verifier = case["spec_decode"].partition("/")
     plugins = {kind: case[kind] for kind in KINDS if case[kind] != "preempting"} | {"spec_decode": drafter}
     overrides = [f"{kind}={name}" for kind, name in plugins.items()]
+    overrides += drafter_settings(drafter)
     if verifier:
         overrides.append(f"spec_decode.verifier={verifier}")
     if case["cache"] == "contiguous":
@@ -95,16 +121,21 @@ def test_combination_equals_the_plain_model(
     else:
         overrides += [f"scheduler.{name}={value}" for name, value in limits.items()]
         overrides.append(f"scheduler.admission={case['admission']}")
+    if case["quant"] == "gguf":
+        overrides.append(f"model={tiny_gguf}")
+        if drafter == "draft_model":
+            overrides.append(f"spec_decode.source={tiny_gguf}")  # with the same vocabulary
     llm = build_llm(*overrides, f"cache.block_size={block_size}", f"cache.num_blocks={num_blocks}", scheduler=scheduler)
     params = SamplingParams(temperature=0.0, max_tokens=NUM_OUTPUT_TOKENS, ignore_eos=True)
     outputs = llm.generate(prompts, params)
-    plain = load_plain_model(rounded_folder if case["quant"] == "int8" else tiny_folder)
+    plain = plain_model_of(case["quant"])
     for prompt, output in zip(prompts, outputs, strict=True):
         assert len(output.outputs[0].token_ids) == NUM_OUTPUT_TOKENS
         plain.assert_greedy(prompt, output.outputs[0].token_ids)
     usage = llm.engine.kv_usage()
     assert usage["active"] == 0
-    assert usage["free"] + usage["cached"] == num_blocks - 1
+    num_pools = len({group.pool_id for group in llm.engine.facts.kv_groups})  # a drafter's own layers have another one
+    assert usage["free"] + usage["cached"] == num_pools * (num_blocks - 1)
     stats = llm.engine.stats
     # Who reserved everything, or was admitted for all of it, is not preempted for want of memory.
     is_reserved = case["cache"] == "contiguous" or case["admission"] == "reserve_all"
@@ -150,17 +181,51 @@ def test_drafts_are_accepted_where_the_matrix_runs(build_llm: Callable[..., LLM]
 
 
 @pytest.fixture(scope="session")
-def rounded_folder(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tiny model with every linear weight rounded as quant=int8 does: per output channel, absmax / 127."""
-    folder = tmp_path_factory.mktemp("rounded")
-    tensors = load_file(tiny_folder / "model.safetensors")
-    for name, weight in tensors.items():
-        if name.endswith("_proj.weight"):
-            scale = weight.abs().amax(dim=1, keepdim=True) / 127
-            tensors[name] = (weight / scale).round().clamp(-127, 127) * scale
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    (folder / "config.json").write_bytes((tiny_folder / "config.json").read_bytes())
-    return folder
+def tiny_gguf(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny model in blocks, for quant=gguf."""
+    return write_in_blocks(tmp_path_factory.mktemp("gguf") / "tiny.gguf", tiny_folder)
+
+
+@pytest.fixture(scope="session")
+def plain_model_of(
+    tiny_folder: Path, tiny_gguf: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], PlainModel]:
+    """The tiny model with the weights that a quant plugin computes with, by the plugin's name."""
+
+    @cache
+    def make(quant: str) -> PlainModel:
+        if quant == "none":
+            return load_plain_model(tiny_folder)
+        folder = write_rounded(tmp_path_factory.mktemp(quant), quant, tiny_folder, tiny_gguf)
+        return load_plain_model(folder, rounds_activations=quant == "int8_dynamic")
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def drafter_settings(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[str]]:
+    """What a drafter that was made for the tiny model needs, by its name; its weights are written once."""
+
+    @cache
+    def settings(drafter: str) -> list[str]:
+        if drafter == "medusa":
+            heads = TinyMedusa(hidden_size=64, vocab_size=320).write(tmp_path_factory.mktemp(drafter))
+            return [f"spec_decode.source={heads}"]
+        if drafter == "draft_model":
+            # The target's own weights, rounded: mostly right.
+            return [f"spec_decode.source={tiny_folder}", "spec_decode.quant=int8"]
+        if drafter == "eagle":
+            head = TinyEagle(hidden_size=64, vocab_size=320).write(tmp_path_factory.mktemp(drafter))
+            return [f"spec_decode.source={head}", "spec_decode.tree_width=2"]
+        if drafter == "eagle3":
+            head = TinyEagle3(hidden_size=64, vocab_size=320).write(tmp_path_factory.mktemp(drafter))
+            return [f"spec_decode.source={head}"]
+        if drafter == "mtp":
+            module = TinyMtp("deepseek", hidden_size=64, vocab_size=320).write(tmp_path_factory.mktemp(drafter))
+            return [f"spec_decode.source={module}", "spec_decode.tree_width=3"]
+        return []
+
+    return settings
 
 
 def test_plain_model_is_a_model(tiny_folder: Path) -> None:

@@ -5,17 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from tokenloom import LLM, SamplingParams
 from tokenloom.plugins import Registry
 from tokenloom.simulation.trace_replay import replay_trace
 from tokenloom.tracing.trace_file import TraceFile
 
 
-def test_a_real_run_replays(build_llm: Callable[..., LLM], test_registry: Registry, tmp_path: Path) -> None:
+@pytest.mark.parametrize("drafter", ["ngram", "draft_model"])  # without and with KV memory of its own
+def test_a_real_run_replays(
+    drafter: str, build_llm: Callable[..., LLM], test_registry: Registry, tiny_folder: Path, tmp_path: Path
+) -> None:
     path = tmp_path / "trace.jsonl"
     settings = ("cache=radix", "cache.eviction=priority_ttl", "cache.num_blocks=14", "cache.block_size=8")
-    under_pressure = ("scheduler.preempt_mode=cheaper", "scheduler.max_num_batched_tokens=16", "spec_decode=ngram")
-    llm = build_llm(*settings, *under_pressure, f"trace.file={path}")
+    under_pressure = ("scheduler.preempt_mode=cheaper", "scheduler.max_num_batched_tokens=16")
+    drafting = [f"spec_decode={drafter}"]
+    if drafter == "draft_model":
+        drafting.append(f"spec_decode.source={tiny_folder}")
+    llm = build_llm(*settings, *under_pressure, *drafting, f"trace.file={path}")
     texts = [f"{'abc ' * 3}{number}" for number in range(5)]
     plain = SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True, logprobs=1)
     params = [plain, plain.with_changes(prompt_logprobs=2), plain.with_changes(n=2, temperature=1.0), plain, plain]

@@ -10,6 +10,7 @@ import torch
 from tests.e2e.plain_model import PlainModel
 from tokenloom import LLM, SamplingParams
 from tokenloom.loader.sources import resolve_model
+from tokenloom.ops.native import why_not_buildable
 
 pytestmark = pytest.mark.slow
 
@@ -60,6 +61,16 @@ def test_greedy_tokens_equal_transformers(llm: LLM, oracle: PlainModel) -> None:
     outputs = llm.generate(prompts, SamplingParams(temperature=0.0, max_tokens=64, ignore_eos=True))
     for prompt, output in zip(prompts, outputs, strict=True):
         assert len(output.outputs[0].token_ids) == 64
+        oracle.assert_greedy(prompt, output.outputs[0].token_ids)
+
+
+@pytest.mark.skipif(why_not_buildable() is not None, reason=str(why_not_buildable()))
+def test_blocks_of_the_file_say_what_their_numbers_say(oracle: PlainModel) -> None:
+    with LLM(dtype="float32", num_blocks=100, quant="gguf", show_progress=False) as llm:
+        prompts = [llm.tokenizer.encode(prompt) for prompt in PROMPTS[:3]]
+        outputs = llm.generate(prompts, SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True))
+        assert llm.engine.facts.memory["weights"] < 100e6  # of 135 million weights
+    for prompt, output in zip(prompts, outputs, strict=True):
         oracle.assert_greedy(prompt, output.outputs[0].token_ids)
 
 

@@ -43,7 +43,7 @@ AXES: dict[str, tuple[Any, ...]] = {
     "eviction": ("lru", "fifo", "lfu", "slru", "priority_ttl", "none"),  # none: cache=none, which finds nothing again
     "victims_kv": ("dropped", "kept in part", "swapped", "swapped if there is room", "cheaper"),
     "windows": ("none", "all", "half", "most"),
-    "spec_decode": ("none", "ngram"),
+    "spec_decode": ("none", "ngram", "draft_model"),
     "block_size": (2, 5),
     "budget": (9, 64),
 }
@@ -91,6 +91,8 @@ def test_preempted_combination_equals_the_plain_model(
     longest = max(map(len, PROMPTS)) + NUM_OUTPUT_TOKENS
     num_blocks = 1 + num_groups // num_pools * -(-longest * 5 // (4 * block_size))  # in each pool
     llm, config = build_forced(case, num_blocks)
+    if case["spec_decode"] == "draft_model":  # a copy of the target, with pools of its own
+        num_groups, num_pools = 2 * num_groups, 2 * num_pools
     assert len(llm.engine.facts.kv_groups) == num_groups
     params = SamplingParams(temperature=0.0, max_tokens=NUM_OUTPUT_TOKENS, ignore_eos=True)
     outputs = llm.generate([list(prompt) for prompt in PROMPTS], params, traits=TRAITS)
@@ -104,12 +106,15 @@ def test_preempted_combination_equals_the_plain_model(
     # More blocks were published than there are: somebody was evicted.
     assert sum(len(prompt) + NUM_OUTPUT_TOKENS - 1 for prompt in PROMPTS) // block_size > num_blocks
     check_preemptions(case, llm, config.forced)
+    if case["spec_decode"] == "draft_model":
+        assert llm.engine.stats.num_accepted_tokens == llm.engine.stats.num_draft_tokens > 0
 
 
 def check_preemptions(case: dict[str, Any], llm: LLM, forced: Forced) -> None:
     """They happened, and to victims' KV happened what the case wants."""
     stats = llm.engine.stats
-    assert forced.num_forced >= 3
+    # Drafts that are always right end a request in half as many steps.
+    assert forced.num_forced >= (1 if case["spec_decode"] == "draft_model" else 3)
     if case["admission"] == "reserve_all" and case["scheduler"] != "priority":
         assert stats.num_preemptions == forced.num_forced, "nobody else lacks memory"
     assert (stats.num_swaps > 0) == (case["victims_kv"] in ("swapped", "swapped if there is room", "cheaper"))
@@ -167,9 +172,13 @@ def build_forced(
         names += [f"scheduler.preempt_mode={preempt_mode}", f"scheduler.partial_preemption={is_partial}"]
         sizes = {"scheduler.max_num_seqs": 4, "scheduler.max_num_batched_tokens": case["budget"]}
         sizes |= {"cache.block_size": case["block_size"], "cache.num_blocks": num_blocks}
-        sizes |= {"cache.host_memory_bytes": host_bytes}
+        num_models = 2 if case["spec_decode"] == "draft_model" else 1
+        sizes |= {"cache.host_memory_bytes": num_models * host_bytes}
         overrides = [*names, *(f"{key}={size}" for key, size in sizes.items())]
         folder = model_folder(case["windows"])
+        if case["spec_decode"] == "draft_model":
+            # Always right, so that more drafts would end a request before anybody is preempted.
+            overrides += [f"spec_decode.source={folder}", "spec_decode.policy.num_draft_tokens=1"]
         composed = compose_config([f"model={folder}", *TINY_OVERRIDES, *overrides], registry=test_registry)
         inner = composed.engine.scheduler
         assert isinstance(inner.config, SchedulerConfig)

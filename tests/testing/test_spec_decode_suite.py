@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.testing.planted_draft_memory import MEMORY_BUGS, PLANTED_MEMORY
 from tests.testing.planted_spec_decode import PLANTED_DRAFTER, PLANTED_POLICY, drafter_info, policy_info
 from tests.testing.suite_runner import FAILED, PASSED, SKIPPED, failed_tests, make_suite, run_test, test_names
 from tokenloom.testing import DraftPolicySuite, SpecDecodeSuite
@@ -110,7 +111,25 @@ def test_draft_policy_suite_catches(bug: str) -> None:
     assert {f"test_{name}" for name in POLICY_BUGS[bug]} <= set(found)
 
 
-@pytest.mark.parametrize(("suite", "bugs"), [(SpecDecodeSuite, DRAFTER_BUGS), (DraftPolicySuite, POLICY_BUGS)])
+def test_spec_decode_suite_passes_a_drafter_with_memory() -> None:
+    assert failed_tests(make_suite(SpecDecodeSuite, PLANTED_MEMORY)) == {}
+
+
+@pytest.mark.parametrize("bug", MEMORY_BUGS)
+def test_spec_decode_suite_catches_a_wrong_memory(bug: str) -> None:
+    suite = make_suite(SpecDecodeSuite, PLANTED_MEMORY, settings={"bug": bug})
+    outcome, message = run_test(suite, f"test_{MEMORY_BUGS[bug]}")
+    assert outcome == FAILED
+    assert "proposals differ" in message or "head" in message
+
+
+@pytest.mark.parametrize(
+    ("suite", "bugs"),
+    [
+        (SpecDecodeSuite, {**DRAFTER_BUGS, **{bug: (name,) for bug, name in MEMORY_BUGS.items()}}),
+        (DraftPolicySuite, POLICY_BUGS),
+    ],
+)
 def test_every_test_is_failed_by_a_planted_bug(
     suite: type[SpecDecodeSuite | DraftPolicySuite], bugs: dict[str, tuple[str, ...]]
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -15,7 +16,22 @@ if TYPE_CHECKING:
 
     from tokenloom.model_config import ModelConfig
 
-__all__ = ["Checkpoint"]
+__all__ = ["Checkpoint", "StoredTensor"]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """A tensor in the blocks of its file.
+
+    Attributes:
+        type_name: of the blocks, in the format's words, such as "Q4_1".
+        shape: of the numbers that they stand for, [out, in].
+        blocks: uint8 [out, bytes of a row]; rows in the order that `Checkpoint.load` gives them.
+    """
+
+    type_name: str
+    shape: tuple[int, ...]
+    blocks: torch.Tensor
 
 
 class Checkpoint(ABC):
@@ -69,6 +85,19 @@ class Checkpoint(ABC):
             ModelError: no such tensor (with near matches); it cannot be read; or it holds integers, as packed
                 quantized weights do, and a dtype was asked for.
         """
+
+    @property
+    def stored_types(self) -> frozenset[str]:
+        """The types of blocks that occur; empty where all tensors are plain numbers."""
+        return frozenset()
+
+    def stored_type(self, name: str) -> str | None:  # noqa: ARG002  (for formats that have blocks)
+        """The type of a tensor's blocks; None where it is plain numbers."""
+        return None
+
+    def load_stored(self, name: str) -> StoredTensor:
+        """One tensor that has a `stored_type`, as it is stored; to be read before `close`."""
+        raise AssertionError(f"{self.path} holds no blocks, but those of {name!r} were asked for")
 
     @abstractmethod
     def tokenizer_source(self) -> TokenizerSource:

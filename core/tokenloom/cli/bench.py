@@ -14,6 +14,11 @@ BENCH_COMMANDS: Mapping[str, LazyCommand] = {
         "Run a workload offline, all requests at once, greedy.",
         "tokenloom.cli.bench_throughput:ThroughputSettings",
     ),
+    "spec": LazyCommand(
+        "tokenloom.cli.bench_spec:spec",
+        "Compare drafters with no drafts, by category of prompts.",
+        "tokenloom.cli.bench_spec:SpecSettings",
+    ),
     "serve": LazyCommand(
         "tokenloom.cli.bench_serve:serve",
         "Put load on any OpenAI-compatible server.",

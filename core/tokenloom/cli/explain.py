@@ -9,6 +9,7 @@ import click
 
 from tokenloom.cli.bench import BENCH_COMMANDS
 from tokenloom.cli.console import print_table
+from tokenloom.cli.eval import EVAL_COMMANDS
 from tokenloom.cli.lazy_group import load_target
 from tokenloom.cli.main import COMMANDS
 from tokenloom.compose import KEYWORDS
@@ -107,7 +108,9 @@ def _all_entries(registry: Registry) -> list[_Entry]:
             kind = plugin.info.kind
             for doc in document_model("" if kind in REQUEST_KINDS else kind, config_class):
                 owners.setdefault((kind, _hashable(doc)), []).append(plugin.label)
-    for command, entry in {**COMMANDS, **{f"bench {name}": entry for name, entry in BENCH_COMMANDS.items()}}.items():
+    nested = {"bench": BENCH_COMMANDS, "eval": EVAL_COMMANDS}
+    parts = {f"{group} {name}": entry for group, table in nested.items() for name, entry in table.items()}
+    for command, entry in {**COMMANDS, **parts}.items():
         if entry.schema is not None:
             for doc in document_model("", load_target(entry.schema)):
                 block = doc.key.rpartition(".")[0]

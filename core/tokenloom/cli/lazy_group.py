@@ -38,11 +38,18 @@ def load_target(target: str) -> Any:
 
 @final
 class LazyGroup(click.Group):
-    """A group whose commands are named by a table."""
+    """A group whose commands are named by a table.
 
-    def __init__(self, table: Mapping[str, LazyCommand], **settings: Any) -> None:
+    Args:
+        table: the commands.
+        default: the one that is meant where the first word names none; None refuses such a word.
+        settings: of the click group.
+    """
+
+    def __init__(self, table: Mapping[str, LazyCommand], *, default: str | None = None, **settings: Any) -> None:
         super().__init__(**settings)
         self._table = table
+        self._default = default
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         return list(self._table)
@@ -54,6 +61,10 @@ class LazyGroup(click.Group):
         command = load_target(entry.target)
         assert isinstance(command, click.Command), f"{entry.target} is no click command"
         return command
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        names_none = bool(args) and args[0] not in self._table and args[0] not in ctx.help_option_names
+        return super().parse_args(ctx, [self._default, *args] if names_none and self._default is not None else args)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

@@ -38,6 +38,7 @@ COMMANDS: Mapping[str, LazyCommand] = {
         "tokenloom.server.settings:ServeSettings",
     ),
     "bench": LazyCommand("tokenloom.cli.bench:bench", "Measure an engine on this machine, or a server."),
+    "eval": LazyCommand("tokenloom.cli.eval:evaluate", "Judge a model's answers, or compare variants of it."),
     "simulate": LazyCommand(
         "tokenloom.cli.simulate:simulate",
         "Replay a workload in virtual time, without a model.",

@@ -24,7 +24,7 @@ from tokenloom.errors import ConfigError, did_you_mean
 __all__ = ["Grammar", "Setting", "collect_settings", "value_word"]
 
 _OVERRIDE = re.compile(r"(?P<prefix>\+{0,2})(?P<key>[^=]*)=(?P<value>.*)", re.DOTALL)
-_MODEL_TEXT_KEYS = frozenset({"model.source", "model.revision"})
+_MODEL_TEXT_KEYS = frozenset({"model.source", "model.revision", "spec_decode.source", "spec_decode.revision"})
 _OFF_WORDS = frozenset({"off", "false", "no", "null", "disabled"})
 
 

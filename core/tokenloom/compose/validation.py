@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, cast, final
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -21,6 +21,10 @@ from tokenloom.errors import ConfigError, ContractVersionError, PluginError
 from tokenloom.interfaces.contract import CONTRACT_VERSIONS, KINDS, PluginChoice, PluginConfig
 from tokenloom.plugins import Registry
 from tokenloom.settings_validation import fault_text, lists_to_tuples, misreads_bool
+
+if TYPE_CHECKING:
+    # Pulls in torch, which composing a config does not need.
+    from tokenloom.interfaces.executor import ExecutorConfig
 
 __all__ = ["Validated", "validate"]
 
@@ -63,15 +67,22 @@ def validate(
         if key not in EngineConfig.model_fields and key not in command_fields:
             check.unknown_top(key)
     check.finish()
-    meant = {kind: _meant(choice, blocks["model"]) for kind, choice in choices.items()}
+    place = _place(choices["executor"], blocks["model"])
+    meant = {kind: _meant(choice, place) for kind, choice in choices.items()}
     return Validated(engine=EngineConfig(**blocks, **meant), extras=extras)  # type: ignore[arg-type]
 
 
-def _meant(choice: PluginChoice | None, model: BaseModel | None) -> PluginChoice:
+def _place(executor: PluginChoice | None, model: BaseModel | None) -> tuple[str, str]:
+    """Device and dtype, as far as they are known before a model is opened."""
+    assert executor is not None, "a config with faults was not refused"
+    assert isinstance(model, ModelSettings), f"the block model holds {model!r}"
+    return cast("ExecutorConfig", executor.config).place(model.device, model.dtype)
+
+
+def _meant(choice: PluginChoice | None, place: tuple[str, str]) -> PluginChoice:
     """The plugin that is going to run, where an `auto` was chosen."""
     assert choice is not None, "a config with faults was not refused"
-    assert isinstance(model, ModelSettings), f"the block model holds {model!r}"
-    return choice.config.stands_for(model.device, model.dtype) or choice
+    return choice.config.stands_for(*place) or choice
 
 
 @final

@@ -8,6 +8,7 @@ from pathlib import Path
 import psutil
 import torch
 
+from tokenloom.capability_check import can_import
 from tokenloom.engine_config import EngineSettings, ModelSettings
 from tokenloom.errors import CapabilityError, ConfigError
 from tokenloom.model_config import ModelConfig
@@ -55,18 +56,44 @@ def choose_max_model_len(settings: ModelSettings, model: ModelConfig) -> int:
 
 
 def choose_ops(settings: EngineSettings, device: torch.device, dtype: torch.dtype) -> OpsName:
-    """auto is native for bfloat16 on a CPU where there is a compiler. Raises CapabilityError where native cannot be."""
+    """auto is triton on CUDA, and native for bfloat16 on a CPU with a compiler; else torch.
+
+    Raises CapabilityError where what is asked for cannot be.
+    """
     can_be_native = device.type == "cpu" and dtype == torch.bfloat16
-    if settings.operations == "auto":
+    wanted = settings.operations
+    if wanted == "auto":
+        if device.type == "cuda" and can_import("triton"):
+            return "triton"
         return "native" if can_be_native and why_not_buildable() is None else "torch"
-    if settings.operations == "native" and not can_be_native:
-        raise CapabilityError(
-            [
-                f"engine.operations=native computes in bfloat16 on a CPU, got {str(dtype).removeprefix('torch.')} on "
-                f"{device.type}; try model.dtype=bfloat16 model.device=cpu, or engine.operations=torch"
-            ]
+    found = f"{str(dtype).removeprefix('torch.')} on {device.type}"
+    reasons: list[str] = []
+    if wanted == "native" and not can_be_native:
+        reasons.append(
+            f"engine.operations=native computes in bfloat16 on a CPU, got {found}; try model.dtype=bfloat16 "
+            "model.device=cpu, or engine.operations=torch"
         )
-    return settings.operations
+    if wanted == "triton" and (obstacle := _why_not_triton(device, dtype)):
+        reasons.append(f"engine.operations=triton {obstacle}")
+    if reasons:
+        raise CapabilityError(reasons)
+    return wanted
+
+
+def _why_not_triton(device: torch.device, dtype: torch.dtype) -> str | None:
+    """What keeps Triton's operations from a device, and what to try; None if nothing does."""
+    if not can_import("triton"):
+        return "needs triton, which is not installed; try engine.operations=auto"
+    if device.type == "cuda":
+        return None
+    # Triton is there on Linux only.
+    from tokenloom.ops.triton_layers import is_interpreted
+
+    if not is_interpreted():
+        return f"runs on cuda, got {device.type}; try engine.operations=auto"
+    if dtype == torch.bfloat16:
+        return "cannot round to bfloat16 in Triton's interpreter, got bfloat16; try model.dtype=float32"
+    return None
 
 
 def choose_num_threads(num_threads: int | None) -> int:

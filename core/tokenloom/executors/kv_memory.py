@@ -5,18 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 
 from tokenloom.errors import OutOfMemoryError
 from tokenloom.interfaces.attention import AttentionBackend, AttentionLayer
+from tokenloom.interfaces.draft_memory import DraftKVGroup
 from tokenloom.interfaces.executor import KVGroupSpec
 from tokenloom.kv.memory_plan import MemoryPlan, format_bytes
+from tokenloom.ops.huge_pages import zeroed_memory
 
-__all__ = ["allocate_kv", "kv_groups"]
-
-_ALIGNMENT = 64
-"""Bytes: a cache line, and the widest vector register of a CPU."""
+__all__ = ["allocate_kv", "draft_groups", "kv_groups"]
 
 
 def kv_groups(layers: Sequence[AttentionLayer], backend: AttentionBackend) -> tuple[KVGroupSpec, ...]:
@@ -38,8 +36,34 @@ def kv_groups(layers: Sequence[AttentionLayer], backend: AttentionBackend) -> tu
     )
 
 
+def draft_groups(
+    needed: Sequence[DraftKVGroup], backend: AttentionBackend, target: Sequence[KVGroupSpec]
+) -> tuple[KVGroupSpec, ...]:
+    """The KV groups of a drafter, behind the target's, in pools of their own.
+
+    Args:
+        needed: what the drafter asks for.
+        backend: made for the drafter's heads.
+        target: the target's groups.
+    """
+    layer_bytes, num_pools = backend.kv_cache_spec(1).page_bytes, 1 + max(group.pool_id for group in target)
+    sizes = list(dict.fromkeys(group.num_layers for group in needed))
+    return tuple(
+        KVGroupSpec(
+            group_id=len(target) + index,
+            layers=tuple(f"drafter.{index}.layers.{layer}" for layer in range(group.num_layers)),
+            window=group.window,
+            page_bytes=layer_bytes * group.num_layers,
+            pool_id=num_pools + sizes.index(group.num_layers),
+            lookahead=group.lookahead,
+            is_drafter=True,
+        )
+        for index, group in enumerate(needed)
+    )
+
+
 def allocate_kv(
-    layers: Sequence[AttentionLayer],
+    group_of_layer: Sequence[int],
     groups: Sequence[KVGroupSpec],
     plan: MemoryPlan,
     backend: AttentionBackend,
@@ -49,16 +73,23 @@ def allocate_kv(
 
     The i-th layers of all groups of a pool share one set of tensors: their blocks have different ids.
 
+    Args:
+        group_of_layer: group_id of each layer.
+        groups: all KV groups; an index is a group_id.
+        plan: blocks of each pool.
+        backend: says how a layer's blocks lie in memory.
+        device: where.
+
     Raises:
         OutOfMemoryError: the device refused the memory.
     """
     tensors: dict[tuple[int, int], list[torch.Tensor]] = {}
     seen = [0] * len(groups)
     per_layer: list[list[torch.Tensor]] = []
-    for layer in layers:
-        pool = groups[layer.group_id].pool_id
-        key = (pool, seen[layer.group_id])
-        seen[layer.group_id] += 1
+    for group in group_of_layer:
+        pool = groups[group].pool_id
+        key = (pool, seen[group])
+        seen[group] += 1
         if key not in tensors:
             spec = backend.kv_cache_spec(plan.num_blocks[pool])
             try:
@@ -74,11 +105,7 @@ def allocate_kv(
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """A zeroed tensor. On the CPU its pages come from the system when they are first written, so an ample cache costs
-    neither start-up time nor memory before it is used (`torch.zeros` touches every page)."""
+    """A zeroed tensor. On the CPU an ample cache costs neither start-up time nor memory before it is used."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
-    num_bytes = math.prod(shape) * dtype.itemsize
-    buffer = torch.from_numpy(np.zeros(num_bytes + _ALIGNMENT, np.uint8))
-    start = -buffer.data_ptr() % _ALIGNMENT
-    return buffer[start : start + num_bytes].view(dtype).view(shape)
+    return zeroed_memory(math.prod(shape) * dtype.itemsize).view(dtype).view(shape)

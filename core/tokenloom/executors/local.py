@@ -11,7 +11,6 @@ from pydantic import Field
 
 from tokenloom.batch import StepPlan
 from tokenloom.batch_state import BatchState
-from tokenloom.errors import CapabilityError
 from tokenloom.executors.activation_memory import activation_peak_bytes, workspace_bytes
 from tokenloom.executors.device_choice import (
     available_bytes,
@@ -21,6 +20,7 @@ from tokenloom.executors.device_choice import (
     choose_num_threads,
     choose_ops,
 )
+from tokenloom.executors.drafting import Drafting, DraftTarget, build_drafting
 from tokenloom.executors.kv_memory import allocate_kv, kv_groups
 from tokenloom.executors.memory_errors import out_of_memory
 from tokenloom.executors.model_contexts import attention_context, model_traits
@@ -37,14 +37,15 @@ from tokenloom.interfaces.executor import (
 )
 from tokenloom.interfaces.quant import QuantConfig, QuantContext, Quantizer
 from tokenloom.interfaces.scheduler import SchedulerConfig
-from tokenloom.interfaces.spec_decode import Drafter, DrafterContext, SpecDecodeConfig, TensorFunction
+from tokenloom.interfaces.spec_decode import Drafter, SpecDecodeConfig
 from tokenloom.kv.memory_plan import MemoryBudget, MemoryPlan, plan_memory
 from tokenloom.loader.checkpoint import Checkpoint, open_checkpoint
 from tokenloom.loader.sources import resolve_model
 from tokenloom.model_config import ModelConfig
 from tokenloom.model_runner import ModelRunner, ModelRunnerParts
 from tokenloom.models.build import build_model
-from tokenloom.models.causal_lm import CausalLM
+from tokenloom.models.causal_lm import CausalLM, PromptSink
+from tokenloom.ops.sampling_table import build_sampling_ops
 from tokenloom.parallel import ParallelContext
 from tokenloom.step_inputs import StepInputsBuilder
 
@@ -71,6 +72,7 @@ class LocalExecutorConfig(ExecutorConfig):
 @dataclass(frozen=True, slots=True)
 class _Built:
     runner: ModelRunner
+    model: CausalLM
     facts: ModelFacts
 
 
@@ -80,6 +82,7 @@ class LocalExecutor(Executor):
 
     def __init__(self, built: _Built) -> None:
         self._runner: ModelRunner | None = built.runner
+        self._model: CausalLM | None = built.model
         self._facts = built.facts
 
     def model_facts(self) -> ModelFacts:
@@ -90,8 +93,19 @@ class LocalExecutor(Executor):
         with out_of_memory(f"a step of {plan.num_tokens} tokens", "lower scheduler.max_num_batched_tokens"):
             return FinishedStep(self._runner.execute(plan))
 
+    def capture_prompts(self, sink: PromptSink) -> CausalLM:
+        """Tells `sink` the states that prompt logprobs come from, from now on; for evaluation.
+
+        Returns:
+            The model, whose `compute_logits` makes logits of them, also after `close`.
+        """
+        assert self._runner is not None, "capture_prompts() after close()"
+        assert self._model is not None, "capture_prompts() after close()"
+        self._runner.prompt_sink = sink
+        return self._model
+
     def close(self) -> None:
-        self._runner = None
+        self._runner, self._model = None, None
 
 
 @final
@@ -121,17 +135,21 @@ class _Builder:
         quantizer, attention = self._build_quantizer(), self._build_attention()
         with out_of_memory("the model", "try quant=int8, or model.dtype=bfloat16"):
             model = self._build_model(quantizer)
-        groups = kv_groups(model.attention_layers(), attention)
-        plan = self._plan_memory(model, groups)
+        drafting = build_drafting(
+            self._context, self._target(model), self._ops, kv_groups(model.attention_layers(), attention)
+        )
+        groups = drafting.groups
+        plan = self._plan_memory(model.num_weight_bytes + drafting.drafter.num_weight_bytes, groups)
         return _Built(
-            runner=self._build_runner(model, attention, groups, plan),
+            runner=self._build_runner(model, attention, drafting, plan),
+            model=model,
             facts=ModelFacts(
                 max_model_len=self._max_model_len,
                 vocab_size=config.vocab_size,
                 eos_token_ids=config.eos_token_ids,
                 kv_groups=groups,
                 num_blocks=plan.num_blocks,
-                block_root=self._block_root(quantizer),
+                block_root=self._block_root(quantizer, drafting.drafter),
                 memory=plan.breakdown,
                 device=str(self._device),
                 dtype=str(self._dtype).removeprefix("torch."),
@@ -159,6 +177,7 @@ class _Builder:
             device=self._device,
             checkpoint=self._checkpoint.quantization or {},
             deterministic=self._config.engine.deterministic,
+            stored_types=self._checkpoint.stored_types,
         )
         return self._quant.build(context)
 
@@ -166,9 +185,9 @@ class _Builder:
         context = attention_context(self._config, self._model_config, self._device, self._dtype, self._max_model_len)
         return cast(AttentionConfig, self._config.attention.config).build(context)
 
-    def _plan_memory(self, model: CausalLM, groups: tuple[KVGroupSpec, ...]) -> MemoryPlan:
+    def _plan_memory(self, weight_bytes: int, groups: tuple[KVGroupSpec, ...]) -> MemoryPlan:
         budget = MemoryBudget(
-            weights=model.num_weight_bytes,
+            weights=weight_bytes,
             activation_peak=activation_peak_bytes(self._config, self._model_config, self._dtype),
             workspace=workspace_bytes(self._scheduler, self._max_model_len),
             available=available_bytes(self._device),
@@ -176,14 +195,19 @@ class _Builder:
         cache = self._cache
         return plan_memory(budget, groups, cache.block_size, cache.memory_fraction, cache.num_blocks)
 
+    def _target(self, model: CausalLM) -> DraftTarget:
+        path, config = self._checkpoint.path, self._model_config
+        return DraftTarget(model, config, self._device, self._dtype, self._max_model_len, path)
+
     def _build_runner(
-        self, model: CausalLM, attention: AttentionBackend, groups: tuple[KVGroupSpec, ...], plan: MemoryPlan
+        self, model: CausalLM, attention: AttentionBackend, drafting: Drafting, plan: MemoryPlan
     ) -> ModelRunner:
-        scheduler, vocab_size = self._scheduler, self._model_config.vocab_size
-        drafter = self._build_drafter(model)
-        kv = allocate_kv(model.attention_layers(), groups, plan, attention, self._device)
+        scheduler, vocab_size, layers = self._scheduler, self._model_config.vocab_size, model.attention_layers()
+        groups = drafting.groups
+        kv = allocate_kv([layer.group_id for layer in layers], groups, plan, attention, self._device)
+        draft_kv = drafting.allocate(plan, self._device)
         if self._own.poison_kv:
-            for tensor in (tensor for tensors in kv for tensor in tensors):
+            for tensor in (tensor for tensors in (*kv, *draft_kv) for tensor in tensors):
                 tensor.view(torch.uint8).fill_(0xFF)  # NaN in every float dtype; integers have none
         state = BatchState(
             scheduler.max_num_seqs,
@@ -193,14 +217,14 @@ class _Builder:
             vocab_size,
             self._device,
         )
-        windows = [group.window for group in groups]
+        windows = [group.window for group in groups if not group.is_drafter]
         inputs = StepInputsBuilder(
             state, windows, scheduler.max_num_batched_tokens, scheduler.max_num_seqs, self._device
         )
         parts = ModelRunnerParts(
             model=model,
             attention=attention,
-            drafter=drafter,
+            drafter=drafting.drafter,
             drafter_name=self._config.spec_decode.name,
             kv=kv,
             state=state,
@@ -210,31 +234,12 @@ class _Builder:
             clock=self._context.clock,
             takes_trees="tree_mask" in self._context.capabilities["attention"].flags,
             verifier=cast(SpecDecodeConfig, self._config.spec_decode.config).verifier,
+            sampling=build_sampling_ops(self._ops),
+            draft_memory=drafting.memory(state, draft_kv),
         )
         return ModelRunner(parts)
 
-    def _build_drafter(self, model: CausalLM) -> Drafter:
-        config = self._model_config
-        context = DrafterContext(
-            vocab_size=config.vocab_size,
-            hidden_size=config.hidden_size,
-            num_layers=config.num_layers,
-            max_num_seqs=self._scheduler.max_num_seqs,
-            max_model_len=self._max_model_len,
-            dtype=self._dtype,
-            device=self._device,
-            embed=_Embed(model),
-            compute_logits=_ComputeLogits(model),
-        )
-        drafter = cast(SpecDecodeConfig, self._config.spec_decode.config).build(context)
-        if drafter.needs().kv_groups:
-            name = self._config.spec_decode.name
-            raise CapabilityError(
-                [f"spec_decode={name} needs KV memory for layers of its own, which executor=local does not give yet"]
-            )
-        return drafter
-
-    def _block_root(self, quantizer: Quantizer) -> bytes:
+    def _block_root(self, quantizer: Quantizer, drafter: Drafter) -> bytes:
         """Everything but the tokens that a KV block's content depends on."""
         parts = (
             self._checkpoint.weights_digest,
@@ -243,23 +248,6 @@ class _Builder:
             f"{self._config.attention.name} {self._config.attention.config}",
             f"{self._dtype} {self._cache.block_size} {self._ops}",
             self._model_config.rope_key(self._max_model_len),
+            drafter.needs().kv_fingerprint,
         )
         return hashlib.sha256("\n".join(parts).encode()).digest()
-
-
-@final
-class _Embed(TensorFunction):
-    def __init__(self, model: CausalLM) -> None:
-        self._model = model
-
-    def __call__(self, value: torch.Tensor) -> torch.Tensor:
-        return self._model.embed(value)
-
-
-@final
-class _ComputeLogits(TensorFunction):
-    def __init__(self, model: CausalLM) -> None:
-        self._model = model
-
-    def __call__(self, value: torch.Tensor) -> torch.Tensor:
-        return self._model.compute_logits(value)

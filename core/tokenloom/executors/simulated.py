@@ -8,7 +8,6 @@ quantizer and the drafter are checked for what they can run, but not built; the 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, cast, final
 
@@ -32,10 +31,12 @@ from tokenloom.interfaces.executor import (
     StepHandle,
 )
 from tokenloom.interfaces.scheduler import SchedulerConfig
+from tokenloom.interfaces.spec_decode import SpecDecodeConfig
 from tokenloom.kv.memory_plan import MemoryBudget, MemoryPlan, plan_memory
 
 __all__ = ["SimulatedExecutor", "SimulatedExecutorConfig", "SimulatedModel"]
 
+_USUAL_ACCEPTANCE = (0.7,)
 _Share = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
@@ -45,9 +46,9 @@ class SimulatedExecutorConfig(ExecutorConfig):
     device: str = Field(
         default="h100_8b", description="Device preset, or the file of one that `tokenloom calibrate` wrote."
     )
-    acceptance: Annotated[tuple[_Share, ...], Field(min_length=1)] = Field(
-        default=(0.7,),
-        description="How likely a draft is right if those before it are, by depth; the last rate holds beyond.",
+    acceptance: Annotated[tuple[_Share, ...], Field(min_length=1)] | None = Field(
+        default=None,
+        description="How likely a draft is right if those before it are, by depth; null: as spec_decode says, or 0.7.",
     )
     draft_step_s: Annotated[float, Field(ge=0.0)] = Field(
         default=0.0, description="Seconds that a step takes longer for each draft of its longest proposal."
@@ -55,6 +56,13 @@ class SimulatedExecutorConfig(ExecutorConfig):
     swap_loss: _Share = Field(
         default=0.0, description="Share of swaps to host memory that fail, to see what becomes of their requests."
     )
+
+    def place(self, device: str, dtype: str) -> tuple[str, str]:
+        """Those of the device preset."""
+        if "auto" not in (device, dtype):
+            return device, dtype
+        preset = load_preset(self.device)
+        return preset.device if device == "auto" else device, preset.dtype if dtype == "auto" else dtype
 
     def build(self, context: ExecutorContext) -> Executor:
         if not isinstance(context.clock, VirtualClock):
@@ -65,7 +73,7 @@ class SimulatedExecutorConfig(ExecutorConfig):
         preset = load_preset(self.device)
         _check_settings(context, preset)
         facts = _facts(context, preset)
-        tokens = SyntheticTokens(facts.vocab_size, self.acceptance)
+        tokens = SyntheticTokens(facts.vocab_size, _acceptance(context, self.acceptance))
         model = SimulatedModel(
             facts, preset.costs, preset.attention_spans, preset.host_bytes_per_s, self.draft_step_s, self.swap_loss
         )
@@ -95,6 +103,18 @@ def _check_settings(context: ExecutorContext, preset: DevicePreset) -> None:
         raise CapabilityError(reasons)
     has_window = any(window is not None for window in preset.model.windows)
     context.check_model(ModelTraits(preset.model.head_dim, has_window, False, preset.device, preset.dtype))
+
+
+def _acceptance(context: ExecutorContext, wanted: tuple[float, ...] | None) -> tuple[float, ...]:
+    """Rates from the one place that gives some: the executor's key, or a drafter with rates of its own."""
+    drafter = context.config.spec_decode
+    own = cast(SpecDecodeConfig, drafter.config).simulated_acceptance()
+    if own is not None and wanted is not None:
+        raise ConfigError(
+            f"executor.acceptance={list(wanted)}: spec_decode={drafter.name} has rates of its own, {list(own)}; leave "
+            "executor.acceptance out, or choose another drafter"
+        )
+    return own or wanted or _USUAL_ACCEPTANCE
 
 
 def _facts(context: ExecutorContext, preset: DevicePreset) -> ModelFacts:
@@ -217,19 +237,16 @@ class SimulatedExecutor(Executor):
             times_s["transfer"], lost = self._host.move(plan.transfers)
         rows = tuple([self._run(row) for row in plan.rows])
         if rows:
-            times_s["forward"] = self._forward_s(plan, rows)
+            model = self._model
+            times_s["forward"] = model.costs.duration_s(step_shape(plan, model.spans))
+            longest = max(len(row.next_draft_token_ids) for row in rows)
+            if longest and model.draft_step_s:
+                times_s["propose"] = model.draft_step_s * longest
         self._free_at_s = max(self._free_at_s, self._clock.now()) + sum(times_s.values())
         return _Pending(StepResult(plan.step_id, rows, times_s, lost), self._free_at_s, self._clock)
 
     def close(self) -> None:
         self._rows.clear()
-
-    def _forward_s(self, plan: StepPlan, rows: Sequence[RowResult]) -> float:
-        model = self._model
-        duration_s = model.costs.duration_s(step_shape(plan, model.spans))
-        if not model.draft_step_s:
-            return duration_s
-        return duration_s + model.draft_step_s * max(len(row.next_draft_token_ids) for row in rows)
 
     def _run(self, plan: RowPlan) -> RowResult:
         name = plan.request_id

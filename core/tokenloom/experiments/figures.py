@@ -32,6 +32,7 @@ _SOMETIMES = (
     "fairness.",
     "engine.times_s.",
     "engine.accepted_by_position.",
+    "engine.tried_by_position.",
 )
 """Where names begin that one result of an experiment may have, and another may not."""
 

@@ -40,10 +40,10 @@ CONTRACT_VERSIONS: Mapping[str, ContractVersion] = {
     "scheduler.admission": (1, 0),
     "cache": (1, 1),
     "cache.eviction": (1, 0),
-    "spec_decode": (1, 1),
-    "spec_decode.policy": (1, 0),
-    "quant": (1, 0),
-    "executor": (1, 1),
+    "spec_decode": (1, 2),
+    "spec_decode.policy": (1, 1),
+    "quant": (1, 1),
+    "executor": (1, 2),
     "logits_processor": (1, 0),
 }
 """The contract version that this core speaks, for each kind. The same numbers stand in the interface modules' docs."""

@@ -1,10 +1,11 @@
-"""Contract `executor` 1.1: where the model runs. A step is launched, and lands when its handle is asked for the result.
+"""Contract `executor` 1.2: where the model runs. A step is launched, and lands when its handle is asked for the result.
 
 A synchronous executor computes inside `launch` and returns a finished handle. One with the capability "async_launch"
 returns at once; the engine then plans step n + 1 while step n runs (`engine.pipeline_depth=2`).
 
 Version 1.1 adds `StepPlan.transfers` and `StepResult.lost`. Only an executor with the capability "swap" is ever given
-exports, imports and steps without rows, and only one with the capability "block_copy" is given copies.
+exports, imports and steps without rows, and only one with the capability "block_copy" is given copies. Version 1.2 adds
+`ExecutorConfig.place`.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class KVGroupSpec:
         page_bytes: bytes of one block over all layers of the group.
         pool_id: pool that the group's blocks come from; groups share one only if their page_bytes are equal.
         lookahead: how many tokens past t an entry at t depends on.
-        is_drafter: a drafter's group; its frontier may lag behind the target's.
+        is_drafter: a drafter's group; behind the frontier it may hold what was drafted.
     """
 
     group_id: int
@@ -125,6 +126,13 @@ class ExecutorContext:
 
 class ExecutorConfig(PluginConfig):
     """Base of executor Configs. `build` takes an `ExecutorContext`; it loads the model."""
+
+    def place(self, device: str, dtype: str) -> tuple[str, str]:
+        """`model.device` and `model.dtype`, with "auto" replaced where this executor alone knows what it means.
+
+        Plugins called `auto` are asked what they stand for there. Raises ConfigError where its own settings are wrong.
+        """
+        return device, dtype
 
     @abstractmethod
     def build(self, context: ExecutorContext) -> Executor: ...

@@ -1,4 +1,4 @@
-"""Contract `quant` 1.0: how weights are stored and multiplied.
+"""Contract `quant` 1.1: how weights are stored and multiplied.
 
 The core walks the model, decides by full dotted names which layers are skipped, and asks the quantizer for the storage
 of each other layer. The loader then hands over checkpoint tensors shard by shard; `finalize` packs them once.
@@ -42,12 +42,15 @@ class QuantContext:
         device: where weights live.
         checkpoint: the checkpoint's own quantization settings (`quantization_config`), or an empty mapping.
         deterministic: results of a row must not depend on the other rows, bit for bit.
+        stored_types: types of blocks that occur in the checkpoint, such as "Q4_1" of GGUF; see
+            `Quantizer.stored_types`.
     """
 
     dtype: torch.dtype
     device: torch.device
     checkpoint: Mapping[str, Any] = field(default_factory=dict)
     deterministic: bool = False
+    stored_types: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +108,10 @@ class LinearWeights(ABC):
 
         Args:
             shard: name of the shard.
-            parameter: the tensor's last name part: "weight", "bias", or a format's own ("qweight", "scales").
-            tensor: as in the checkpoint; [N of the shard, K] for "weight". Not changed; a quantizer's storage keeps
-                nothing of its memory after `finalize`.
+            parameter: the tensor's last name part: "weight", "bias", or a format's own ("qweight", "scales"); one of
+                the quantizer's `stored_types` in place of "weight" for blocks of that type.
+            tensor: as in the checkpoint; [N of the shard, K] for "weight", uint8 [N of the shard, bytes of a row] for
+                blocks. Not changed; a quantizer's storage keeps nothing of its memory after `finalize`.
         """
 
     @abstractmethod
@@ -127,6 +131,10 @@ class LinearWeights(ABC):
             activations, if any, is per row, never over the batch. Split along "input" it is this rank's partial sum,
             which the core reduces, and only rank 0 adds the bias.
         """
+
+    def apply_float32(self, x: torch.Tensor) -> torch.Tensor:
+        """What `apply` gives, as fp32 [M, N]: what a head calls. Overridden where sums need no rounding before."""
+        return self.apply(x).float()
 
     @property
     @abstractmethod
@@ -170,6 +178,12 @@ class Quantizer(ABC):
     @abstractmethod
     def create_embedding(self, spec: LayerSpec) -> EmbeddingWeights:
         """Empty storage for an embedding that `covers` agreed to."""
+
+    @property
+    def stored_types(self) -> frozenset[str]:
+        """Types of blocks that `LinearWeights.load` takes as a checkpoint stores them, by the format's names ("Q4_1" of
+        GGUF). Blocks of all other types come decoded, as "weight"."""
+        return frozenset()
 
     @property
     @abstractmethod

@@ -1,23 +1,26 @@
-"""Contracts `spec_decode` 1.1 (proposes tokens) and `spec_decode.policy` 1.0 (decides how many).
+"""Contract `spec_decode` 1.2 (proposes tokens). How many is decided by `tokenloom.interfaces.draft_policy`.
 
 A drafter guesses the next tokens of each sequence; the core verifies them with the target model in the next step, keeps
 what the target would have said anyway, and rolls back the rest. A wrong guess costs time, never correctness.
 
 Words: B requests that draft, k the most drafts of any of them, V the target's vocabulary.
 
-Flag in the capabilities of drafters and policies: "shared_statistics", what earlier requests have taught it enters its
-answers for later ones.
+Flags in the capabilities: "shared_statistics", what earlier requests have taught it enters its answers for later ones;
+"draft_weights", it loads weights of its own.
 
 Changes of `spec_decode`:
     1.1  `DraftBatch.sampling`, for drafters that sample; `SpecDecodeConfig.verifier`, which every Config inherits.
-         Drafters written for 1.0 run as they are.
+    1.2  `SpecDecodeConfig.simulated_acceptance`. KV memory for layers of a drafter's own (`DraftBatch.memory`; before,
+         such drafters were refused); what `DrafterContext` says of the engine; `Drafter.num_weight_bytes`.
+    Drafters written for an older minor version run as they are.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -26,8 +29,15 @@ import torch
 from pydantic import Field
 
 from tokenloom.interfaces.contract import CONTRACT_VERSIONS, PluginChoice, PluginConfig
+from tokenloom.interfaces.draft_memory import DraftKVGroup, DraftMemory
+from tokenloom.interfaces.draft_policy import (
+    POLICY_CONTRACT_VERSION,
+    DraftPolicy,
+    DraftPolicyConfig,
+    DraftPolicyContext,
+    VerifiedDrafts,
+)
 from tokenloom.parallel import ParallelContext
-from tokenloom.request import RequestView
 from tokenloom.sampling_params import SamplingParams
 
 __all__ = [
@@ -35,6 +45,7 @@ __all__ = [
     "POLICY_CONTRACT_VERSION",
     "DraftBatch",
     "DraftKVGroup",
+    "DraftMemory",
     "DraftPolicy",
     "DraftPolicyConfig",
     "DraftPolicyContext",
@@ -49,7 +60,6 @@ __all__ = [
 ]
 
 CONTRACT_VERSION = CONTRACT_VERSIONS["spec_decode"]
-POLICY_CONTRACT_VERSION = CONTRACT_VERSIONS["spec_decode.policy"]
 
 Verifier = Literal["position_noise", "rejection"]
 """How drafts of requests that sample are verified, see `SpecDecodeConfig.verifier`."""
@@ -69,6 +79,10 @@ class DrafterContext:
         embed: target's embedding, token ids int64 [n] -> [n, hidden_size].
         compute_logits: target's head, final hidden states [n, hidden_size] -> logits [n, V].
         parallel: rank and size.
+        operations: what computes linear layers and norms, "torch", "native" or "triton"; see `engine.operations`.
+        deterministic: results of a request must not depend on the rest of the batch, bit for bit.
+        model_path: the target's checkpoint; None if it has none.
+        progress: is told (stage, done, total) while the drafter loads weights.
     """
 
     vocab_size: int
@@ -81,6 +95,10 @@ class DrafterContext:
     embed: TensorFunction
     compute_logits: TensorFunction
     parallel: ParallelContext = field(default_factory=ParallelContext)
+    operations: Literal["torch", "native", "triton"] = "torch"
+    deterministic: bool = False
+    model_path: Path | None = None
+    progress: Callable[[str, int, int], None] = lambda _stage, _done, _total: None
 
 
 class TensorFunction(ABC):
@@ -91,34 +109,18 @@ class TensorFunction(ABC):
 
 
 @dataclass(frozen=True, slots=True)
-class DraftKVGroup:
-    """KV memory of a drafter's own layers; becomes a KV group of the engine, with its own block table and frontier.
-
-    Attributes:
-        num_layers, num_kv_heads, head_dim: shape of those layers.
-        lookahead: how many tokens past t the entry at t depends on (1 for EAGLE and MTP, 0 for a plain draft model); a
-            prefix hit ends that much earlier for this group.
-        window: as in `AttentionLayer.window`.
-    """
-
-    num_layers: int
-    num_kv_heads: int
-    head_dim: int
-    lookahead: int = 0
-    window: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class DrafterNeeds:
     """What a drafter wants from the target's forward pass; nothing by default.
 
     Attributes:
         hidden_layers: decoder layers whose output (residual stream) it reads; -1 is the final normed state.
-        kv_groups: KV memory of its own layers.
+        kv_groups: KV memory of its own layers. Heads have the same numbers and size in all groups.
+        kv_fingerprint: names what the entries of its KV depend on beside the tokens: weights, quantization, settings.
     """
 
     hidden_layers: tuple[int, ...] = ()
     kv_groups: tuple[DraftKVGroup, ...] = ()
+    kv_fingerprint: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,8 +147,9 @@ class DraftSampling:
 class DraftBatch:
     """The requests to draft for, after this step's verification. Only verified tokens are in here.
 
-    A drafter with hidden_layers and its own kv_groups gets every row of every step (prefill chunks and rows with
-    max_drafts 0 too, or its KV would have holes); any other drafter only rows that want drafts.
+    A drafter with kv_groups gets every row of every step (prefill chunks and rows with max_drafts 0 too), and writes
+    its entries of the new verified tokens in each call, or its KV would have holes; any other drafter only gets rows
+    that want drafts.
 
     Attributes:
         request_ids: B ids.
@@ -162,6 +165,7 @@ class DraftBatch:
             of this step, in sequence order, requests after one another.
         cu_hidden: int64 [B + 1], host: request b's rows of hidden_states are cu_hidden[b]..cu_hidden[b + 1] - 1.
         sampling: per request, how it samples.
+        memory: of a drafter with kv_groups; see `tokenloom.interfaces.draft_memory`.
     """
 
     request_ids: Sequence[str]
@@ -173,6 +177,7 @@ class DraftBatch:
     hidden_states: Mapping[int, torch.Tensor] = field(default_factory=dict)
     cu_hidden: npt.NDArray[np.int64] | None = None
     sampling: Sequence[DraftSampling] = ()
+    memory: DraftMemory | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +224,13 @@ class SpecDecodeConfig(PluginConfig):
         """The chosen `spec_decode.policy`: the Config's field `policy`. None means that nothing is ever drafted."""
         return None
 
+    def simulated_acceptance(self) -> tuple[float, ...] | None:
+        """How often drafts are right by depth, if those before them are, for executors that run no model.
+
+        None, as for nearly all, says nothing: only a model can tell. The last rate holds for deeper drafts.
+        """
+        return None
+
     @abstractmethod
     def build(self, context: DrafterContext) -> Drafter: ...
 
@@ -229,6 +241,11 @@ class Drafter(ABC):
     @abstractmethod
     def needs(self) -> DrafterNeeds:
         """What it wants from the target; fixed from the start."""
+
+    @property
+    def num_weight_bytes(self) -> int:
+        """Bytes of weights of its own, for the memory plan; 0 by default."""
+        return 0
 
     @abstractmethod
     def propose(self, batch: DraftBatch) -> Sequence[Proposal]:
@@ -241,51 +258,3 @@ class Drafter(ABC):
     @abstractmethod
     def forget(self, request_ids: Sequence[str]) -> None:
         """Drops all state of requests that ended or were preempted; unknown ids are ignored."""
-
-
-@dataclass(frozen=True, slots=True)
-class DraftPolicyContext:
-    """What a policy knows when it is built: the tokens per step and requests it may count on."""
-
-    max_num_seqs: int
-    max_num_batched_tokens: int
-
-
-class DraftPolicyConfig(PluginConfig):
-    """Base of policy Configs. `build` takes a `DraftPolicyContext`."""
-
-    @abstractmethod
-    def build(self, context: DraftPolicyContext) -> DraftPolicy: ...
-
-
-@dataclass(frozen=True, slots=True)
-class VerifiedDrafts:
-    """What became of one request's drafts in a step, as the target judged them (before any stop cut the output).
-
-    Attributes:
-        request_id: whose.
-        num_drafts: drafts (nodes) verified.
-        num_accepted_tokens: of them accepted.
-        max_depth: longest path among them; equals num_drafts for a chain.
-    """
-
-    request_id: str
-    num_drafts: int
-    num_accepted_tokens: int
-    max_depth: int
-
-
-class DraftPolicy(ABC):
-    """Decides how many tokens to draft; the sub-kind `spec_decode.policy`. Runs in the core, real or simulated."""
-
-    @abstractmethod
-    def num_drafts(self, request: RequestView, num_running: int) -> int:
-        """Most drafts to propose for `request` after the coming step; 0 switches drafting off for it."""
-
-    @abstractmethod
-    def observe(self, verified: Sequence[VerifiedDrafts], duration_s: float) -> None:
-        """Is told each step's outcome and how long the step took. The only place where the policy's state changes."""
-
-    @abstractmethod
-    def forget(self, request_id: str) -> None:
-        """Drops the state of a request that ended."""

@@ -54,6 +54,7 @@ class KVManager:
         self._clock = clock
         self.pools = tuple(KVPool(count, build_cache(count), plugin) for count in num_blocks)
         self.pool_of_group = tuple(group.pool_id for group in self.groups)
+        self.draft_groups = tuple(group.group_id for group in self.groups if group.is_drafter)
         self._tables: dict[str, list[list[int]]] = {}
         self._keys = RequestKeys(block_root, self.groups, block_size)
         self._num_published: dict[str, list[int]] = {}
@@ -150,17 +151,15 @@ class KVManager:
             # The whole table: nothing was found in an index, and what comes back from the host needs blocks, too.
             self._tables[request.request_id][group] = pool.allocate_run(start, self.reserved_blocks(request))
 
-    def grow(self, request: Request, num_slots: int) -> tuple[BlockTableUpdate, ...]:
-        """Makes room for `num_slots` tokens in all, and lets go of blocks that have left their window.
-
-        The window slides by the landed frontier. Returns how the table of each group changed.
-        """
-        target = -(-num_slots // self.block_size)
+    def grow(self, request: Request, num_slots: int, num_drafts: int = 0) -> tuple[BlockTableUpdate, ...]:
+        """Makes room for `num_slots` tokens, and `num_drafts` more in a drafter's groups; lets go of blocks that have
+        left their window, which slides by the landed frontier. Returns how the table of each group changed."""
+        least, most = -(-num_slots // self.block_size), -(-(num_slots + num_drafts) // self.block_size)
         if self.siblings.sources or self.host.coming_back:
             self._bring_back(request)
         updates: list[BlockTableUpdate] = []
         for group, table in enumerate(self._tables[request.request_id]):
-            num_kept = len(table)
+            num_kept, target = len(table), most if group in self.draft_groups else least
             num_null = 0 if self._window_blocks[group] is None else self._slide(request, group, table)
             if target > num_kept:
                 table += self.pools[self.pool_of_group[group]].allocate(target - num_kept, self._clock.now())

@@ -47,6 +47,11 @@ class GGUFTensorInfo:
     num_bytes: int
 
     @property
+    def is_in_blocks(self) -> bool:
+        """Whether elements share something, or each is a number by itself."""
+        return self.block_type.block_elements > 1
+
+    @property
     def row_bytes(self) -> int:
         return self.shape[-1] // self.block_type.block_elements * self.block_type.block_bytes
 

@@ -9,7 +9,7 @@ from typing import Any, final
 
 import torch
 
-from tokenloom.checkpoint.base import Checkpoint
+from tokenloom.checkpoint.base import Checkpoint, StoredTensor
 from tokenloom.checkpoint.tokenizer_source import TokenizerSource
 from tokenloom.errors import ModelError
 from tokenloom.loader.gguf_config import find_layout, gguf_config
@@ -76,6 +76,24 @@ class GGUFCheckpoint(Checkpoint):
         values = dequantize(raw, info.block_type, dtype).view(info.shape)
         num_heads = self._rotated_heads(name)
         return values if num_heads is None else self._separate_halves(name, values, num_heads)
+
+    @property
+    def stored_types(self) -> frozenset[str]:
+        return frozenset(info.block_type.name for info in self._file.tensors.values() if info.is_in_blocks)
+
+    def stored_type(self, name: str) -> str | None:
+        self.file_of(name)
+        info = self._file.tensors[self._gguf_names[name]]
+        return info.block_type.name if info.is_in_blocks else None
+
+    def load_stored(self, name: str) -> StoredTensor:
+        self.file_of(name)
+        info = self._file.tensors[self._gguf_names[name]]
+        blocks = self._file.raw(info.name)
+        num_heads = self._rotated_heads(name)
+        if num_heads is not None:
+            blocks = self._separate_halves(name, blocks, num_heads)
+        return StoredTensor(info.block_type.name, info.shape, blocks)
 
     def tokenizer_source(self) -> TokenizerSource:
         template = self._file.metadata.get("tokenizer.chat_template")

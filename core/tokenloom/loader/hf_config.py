@@ -18,6 +18,9 @@ __all__ = ["HFConfigFile"]
 _WHOLE_MODEL_KEYS = ("dtype", "torch_dtype", "bos_token_id", "eos_token_id", "tie_word_embeddings")
 """Keys beside `text_config` that count for the text part as well."""
 
+_OLDER_QUANTIZATION_FILES = {"quantize_config.json": ("gptq", "bits"), "quant_config.json": ("awq", "w_bit")}
+"""{file: its method, and a key that tells it from others of that name}."""
+
 
 @final
 class HFConfigFile:
@@ -41,13 +44,24 @@ class HFConfigFile:
 
     @property
     def quantization(self) -> Mapping[str, Any] | None:
-        """`quantization_config`, or None. Raises ModelError if it is no object."""
+        """`quantization_config`, or what older folders have in a file of its own, or None.
+
+        Raises ModelError if it is no object.
+        """
         part = self._whole.get("text_config")
         places = (self._whole, part if isinstance(part, dict) else {})
         value = next((place["quantization_config"] for place in places if place.get("quantization_config")), None)
         if value is not None and not isinstance(value, dict):
             raise ModelError(f"{self._path}: 'quantization_config' must be an object")
-        return value
+        return self._older_quantization() if value is None else value
+
+    def _older_quantization(self) -> Mapping[str, Any] | None:
+        for name, (method, key) in _OLDER_QUANTIZATION_FILES.items():
+            file = self._folder / name
+            values = read_json(file) if file.is_file() else {}
+            if key in values:
+                return {"quant_method": method, **values}
+        return None
 
     @property
     def states_tie(self) -> bool | None:

@@ -16,6 +16,8 @@ _METADATA = re.compile(
 )
 _PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 _NUM_LISTED = 12
+_HEAD_FILES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")
+"""Weights of drafting heads, which come under names of their own beside a config.json."""
 
 
 def needed_files(
@@ -38,7 +40,7 @@ def needed_files(
     """
     if file is not None:
         return gguf_parts(_checked_file(source, files, file))
-    weights = next((name for name in WEIGHT_FILES if name in files), None)
+    weights = next((name for name in (*WEIGHT_FILES, *_HEAD_FILES) if name in files), None)
     if "config.json" in files and weights is not None:
         shards = list(dict.fromkeys(read_index(weights).values())) if weights.endswith(".json") else []
         return [*sorted(name for name in files if _METADATA.fullmatch(name)), weights, *shards]

@@ -17,6 +17,7 @@ _PLAIN, _BARE = "model.", ""
 _COMPOSITE = ("model.language_model.", "language_model.model.", "language_model.")
 """The text part of a model that also takes images or sound, newer and older."""
 _BARE_PARTS = ("embed_tokens.", "layers.", "norm.")
+_BELOW = ".weight."
 _RECOMPUTED = ".rotary_emb.inv_freq"  # old files store this buffer; it follows from the config
 
 _log = logging.getLogger(__name__)
@@ -58,7 +59,24 @@ def canonical_names(stored: Collection[str], origin: str) -> dict[str, str]:
             names[canonical] = name
     if left_out:
         _log.info("%s: %d tensors of its parts other than text are left out", origin, left_out)
-    return names
+    return _side_by_side(names)
+
+
+def _side_by_side(names: dict[str, str]) -> dict[str, str]:
+    """Tensors below a weight (bitsandbytes: x.weight.absmax) become its neighbours, x.weight_absmax, and the weight
+    itself, which then is no matrix, x.weight_codes."""
+    above = {name.partition(_BELOW)[0] for name in names if _BELOW in name}
+    if not above:
+        return names
+    flat: dict[str, str] = {}
+    for name, stored in names.items():
+        part, is_below, rest = name.partition(_BELOW)
+        if is_below:
+            flat[f"{part}.weight_{rest.replace('.', '_')}"] = stored
+        else:
+            owner, _, last = name.rpartition(".")
+            flat[f"{owner}.weight_codes" if last == "weight" and owner in above else name] = stored
+    return flat
 
 
 def _canonical(name: str, prefix: str) -> str | None:

@@ -6,7 +6,7 @@ T new tokens in the step, R rows that need logits, H hidden size, V vocabulary.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -16,7 +16,10 @@ from tokenloom.interfaces.attention import AttentionBackend, AttentionLayer, Att
 from tokenloom.model_config import ModelConfig
 from tokenloom.models.weight_loading import LoadProgress
 
-__all__ = ["FINAL_STATE", "CausalLM", "ForwardContext", "ModelOutput", "assign_groups"]
+__all__ = ["FINAL_STATE", "CausalLM", "ForwardContext", "ModelOutput", "PromptSink", "assign_groups"]
+
+PromptSink = Callable[[torch.Tensor], None]
+"""Told final normed states [n, H] of prompt positions whose next token gets a logprob, in order; copy what is kept."""
 
 FINAL_STATE = -1
 """In `ForwardContext.capture_layers`: the final normed state, beside the numbers of decoder layers."""

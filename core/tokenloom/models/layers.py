@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Literal, final
 
 import torch
@@ -33,7 +33,7 @@ class Linear:
         self.spec = spec
         self.weights = weights
         self.apply = weights.apply
-        self.apply_float32 = _float32_product(weights)
+        self.apply_float32 = weights.apply_float32
 
 
 @final
@@ -51,7 +51,7 @@ class Embedding:
         self.weights = weights
         self.lookup = weights.lookup
         self.apply = weights.apply
-        self.apply_float32 = _float32_product(weights)
+        self.apply_float32 = weights.apply_float32
 
 
 @final
@@ -110,7 +110,7 @@ class LayerFactory:
         weights = self._quantizer.create_linear(spec) if self._is_quantized(spec) else None
         dense_dtype = None if weights is not None else self.dtype
         weights = weights or DenseLinear(spec, self.dtype, self.device, self.ops)
-        self.targets.append(WeightsTarget(spec, weights, dense_dtype))
+        self.targets.append(WeightsTarget(spec, weights, dense_dtype, self._quantizer.stored_types))
         return Linear(spec, weights)
 
     def embedding(self, name: str, num_rows: int, size: int, *, tied: bool) -> Embedding:
@@ -128,7 +128,7 @@ class LayerFactory:
         weights = self._quantizer.create_embedding(spec) if self._is_quantized(spec) else None
         dense_dtype = None if weights is not None else self.dtype
         weights = weights or DenseEmbedding(spec, self.dtype, self.device, self.ops)
-        self.targets.append(WeightsTarget(spec, weights, dense_dtype))
+        self.targets.append(WeightsTarget(spec, weights, dense_dtype, self._quantizer.stored_types))
         return Embedding(spec, weights)
 
     def norm(self, name: str, size: int, eps: float, *, offset: float = 0.0) -> RmsNorm:
@@ -148,9 +148,3 @@ class LayerFactory:
 
     def _is_quantized(self, spec: LayerSpec) -> bool:
         return not self._skip.names(spec) and self._quantizer.covers(spec)
-
-
-def _float32_product(weights: LinearWeights) -> Callable[[torch.Tensor], torch.Tensor]:
-    if isinstance(weights, DenseLinear | DenseEmbedding):
-        return weights.apply_float32
-    return lambda x: weights.apply(x).float()

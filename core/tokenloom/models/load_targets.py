@@ -39,6 +39,11 @@ class LoadTarget(ABC):
     def load_dtype(self) -> torch.dtype | None:
         """The dtype to read tensors in; None reads them as they are stored."""
 
+    @property
+    def stored_types(self) -> frozenset[str]:
+        """Types of blocks to be handed over as they are stored, under the type's name in place of "weight"."""
+        return frozenset()
+
     @abstractmethod
     def load(self, name: str, tensor: torch.Tensor) -> None:
         """Takes one tensor that `accepts` agreed to and that has the right shape."""
@@ -61,12 +66,20 @@ class WeightsTarget(LoadTarget):
         spec: the layer.
         weights: its storage, dense or a quantizer's.
         dense_dtype: the dtype of dense storage; None if a quantizer stores the layer.
+        stored_types: those of the quantizer.
     """
 
-    def __init__(self, spec: LayerSpec, weights: LinearWeights, dense_dtype: torch.dtype | None) -> None:
+    def __init__(
+        self,
+        spec: LayerSpec,
+        weights: LinearWeights,
+        dense_dtype: torch.dtype | None,
+        stored_types: frozenset[str] = frozenset(),
+    ) -> None:
         self._spec = spec
         self._weights = weights
         self._dense_dtype = dense_dtype
+        self._stored_types = frozenset() if self._is_dense else stored_types
         self._shards: Mapping[str, Shard] = dict(zip(part_names(spec), spec.shards))
 
     @property
@@ -92,6 +105,10 @@ class WeightsTarget(LoadTarget):
     @property
     def load_dtype(self) -> torch.dtype | None:
         return self._dense_dtype
+
+    @property
+    def stored_types(self) -> frozenset[str]:
+        return self._stored_types
 
     def load(self, name: str, tensor: torch.Tensor) -> None:
         part, _, parameter = name.rpartition(".")

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 
+import torch
+
 from tokenloom.checkpoint.base import Checkpoint
 from tokenloom.errors import ModelError, did_you_mean
 from tokenloom.models.load_targets import LoadTarget
 
-__all__ = ["LoadProgress", "ignore_progress", "load_weights"]
+__all__ = ["LoadProgress", "ignore_progress", "load_tensor", "load_weights"]
 
 LoadProgress = Callable[[str, int, int], None]
 """Called as progress(stage, done, total) before each tensor and once at the end; counts of tensors."""
@@ -47,15 +49,30 @@ def load_weights(
     for done, name in enumerate(names):
         progress(_STAGE, done, len(names))
         target = owners[_part(name)]
-        tensor = checkpoint.load(name, target.load_dtype)
-        shape = target.shape(name)
-        if shape is not None:
-            checkpoint.expect(name, tensor, shape)
-        target.load(name, tensor)
+        load_tensor(name, target, checkpoint)
         pending[id(target)] -= 1
         if pending[id(target)] == 0:
             target.finalize()
     progress(_STAGE, len(names), len(names))
+
+
+def load_tensor(name: str, target: LoadTarget, checkpoint: Checkpoint) -> None:
+    """Hands one tensor to its target, decoded or, where the target takes blocks of that type, as it is stored.
+
+    Raises:
+        ModelError: it is of the wrong shape, or cannot be read.
+    """
+    shape = target.shape(name)
+    if target.stored_types and checkpoint.stored_type(name) in target.stored_types:
+        stored = checkpoint.load_stored(name)
+        if shape is not None:
+            checkpoint.expect(name, torch.empty(stored.shape, device="meta"), shape)
+        target.load(f"{_part(name)}.{stored.type_name}", stored.blocks)
+        return
+    tensor = checkpoint.load(name, target.load_dtype)
+    if shape is not None:
+        checkpoint.expect(name, tensor, shape)
+    target.load(name, tensor)
 
 
 def _part(name: str) -> str:
@@ -97,4 +114,7 @@ def _quantization_hint(checkpoint: Checkpoint) -> str:
     if checkpoint.quantization is None:
         return ""
     method = checkpoint.quantization.get("quant_method", "unknown")
-    return f" Its weights are quantized (quant_method={method!r}): choose a quant plugin that reads this format"
+    return (
+        f" Its weights are quantized (quant_method={method!r}): choose a quant plugin that reads this format, or "
+        "quant=auto, which takes the one that does"
+    )

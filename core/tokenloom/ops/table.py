@@ -29,7 +29,7 @@ __all__ = [
     "outline_op_table",
 ]
 
-OpsName = Literal["torch", "native"]
+OpsName = Literal["torch", "native", "triton"]
 RmsNorm = Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]
 AddRmsNorm = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float], tuple[torch.Tensor, torch.Tensor]]
 HeadRmsNorm = Callable[[torch.Tensor, torch.Tensor, int, float], torch.Tensor]
@@ -72,7 +72,7 @@ def build_op_table(device: torch.device, ops: OpsName = "torch", *, deterministi
 
     Args:
         device: where the operands live.
-        ops: torch for any device and dtype, or native, for bfloat16 on a CPU.
+        ops: torch for any device and dtype; native, for bfloat16 on a CPU; or triton, for GPUs.
         deterministic: results of a row must not depend on the other rows, bit for bit.
 
     Raises:
@@ -82,6 +82,8 @@ def build_op_table(device: torch.device, ops: OpsName = "torch", *, deterministi
     if ops == "native":
         assert device.type == "cpu", f"native operations on {device}"
         return _native_table(deterministic)
+    if ops == "triton":
+        return _triton_table(deterministic)
     return _torch_table(device, deterministic)
 
 
@@ -117,4 +119,21 @@ def _native_table(deterministic: bool) -> OpTable:
         rotary=module.rotary,
         silu_and_mul=module.silu_and_mul,
         gelu_tanh_and_mul=module.gelu_tanh_and_mul,
+    )
+
+
+def _triton_table(deterministic: bool) -> OpTable:
+    # Triton is there on Linux only.
+    from tokenloom.ops import triton_layers
+
+    product = torch_ops.row_invariant_linear if deterministic else torch_ops.linear
+    silu, gelu_tanh = triton_layers.silu_and_mul, triton_layers.gelu_tanh_and_mul
+    return OpTable(
+        pack_linear=partial(PlainLinear, product=product, gates={"silu": silu, "gelu_tanh": gelu_tanh}),
+        rms_norm=triton_layers.rms_norm,
+        add_rms_norm=triton_layers.add_rms_norm,
+        head_rms_norm=triton_layers.head_rms_norm,
+        rotary=triton_layers.rotary,
+        silu_and_mul=silu,
+        gelu_tanh_and_mul=gelu_tanh,
     )

@@ -17,6 +17,7 @@ import torch
 
 from tokenloom.interfaces.spec_decode import DraftBatch, Drafter, DrafterContext, DraftSampling, Proposal
 from tokenloom.sampling_params import SamplingParams
+from tokenloom.testing.lent_memory import LentMemory
 
 __all__ = ["Asked", "DraftDriver", "DraftScript", "drafts_of", "same_drafts", "scripts"]
 
@@ -106,7 +107,9 @@ class DraftDriver:
         """
         self._drafter = drafter
         self._context = context
-        self._layers = drafter.needs().hidden_layers
+        needs = drafter.needs()
+        self._layers = needs.hidden_layers
+        self._memory = LentMemory(needs.kv_groups, context) if needs.kv_groups else None
         self._is_poisoned = is_poisoned
         self._filler = filler
         self._seen: dict[str, int] = {}
@@ -135,7 +138,10 @@ class DraftDriver:
             hidden_states={layer: self._hidden(rows, layer) for layer in self._layers},
             cu_hidden=cu_hidden,
             sampling=[request.sampling for request in asked],
+            memory=None if self._memory is None else self._memory.memory,
         )
+        if self._memory is not None:
+            self._memory.join(batch.request_ids)
         proposals = list(self._drafter.propose(batch))
         assert len(proposals) == len(asked), f"{len(proposals)} proposals for {len(asked)} requests"
         for request, buffer in zip(asked, buffers, strict=True):
@@ -149,6 +155,8 @@ class DraftDriver:
     def forget(self, *request_ids: str) -> None:
         """Tells the drafter that requests ended or were preempted."""
         self._drafter.forget(request_ids)
+        if self._memory is not None:
+            self._memory.leave(request_ids)
         for request_id in request_ids:
             self._seen.pop(request_id, None)
 

@@ -9,7 +9,13 @@ from typing import ClassVar, cast, final
 
 import pytest
 
-from tokenloom.interfaces.spec_decode import DraftPolicy, DraftPolicyConfig, DraftPolicyContext, VerifiedDrafts
+from tokenloom.interfaces.draft_policy import (
+    DraftPolicy,
+    DraftPolicyConfig,
+    DraftPolicyContext,
+    DraftStep,
+    VerifiedDrafts,
+)
 from tokenloom.request import RequestStatus, RequestView
 from tokenloom.testing.footprint import bytes_leaked
 from tokenloom.testing.suite import PluginSuite
@@ -55,7 +61,7 @@ class SeenRequest:
 
 
 class DraftPolicySuite(PluginSuite):
-    """Tests of the sub-kind `spec_decode.policy` in `tokenloom.interfaces.spec_decode`::
+    """Tests of the sub-kind `spec_decode.policy` in `tokenloom.interfaces.draft_policy`::
 
         class TestMine(DraftPolicySuite):
             plugin = "my_policy"
@@ -76,7 +82,7 @@ class DraftPolicySuite(PluginSuite):
             for request in _requests(step):
                 for num_running in _NUM_RUNNING:
                     self._ask(policy, request, num_running)
-            policy.observe(verified, 0.01)
+            _tell(policy, verified, 0.01)
 
     def test_num_drafts_changes_nothing(self) -> None:
         """Asking more often, or about other requests too, led to other answers later.
@@ -89,8 +95,8 @@ class DraftPolicySuite(PluginSuite):
                 for num_running in _NUM_RUNNING:
                     self._ask(asked, request, num_running)
             assert self._answers(asked, step) == self._answers(quiet, step), f"step {step}: asking changed the answers"
-            asked.observe(verified, 0.01)
-            quiet.observe(verified, 0.01)
+            _tell(asked, verified, 0.01)
+            _tell(quiet, verified, 0.01)
 
     def test_equal_histories_give_equal_answers(self) -> None:
         """A second policy of the same config that observed the same gave other answers.
@@ -102,10 +108,10 @@ class DraftPolicySuite(PluginSuite):
             for step, verified in enumerate(_history()):
                 with clock_at(first_s + step):
                     answers = self._answers(first, step)
-                    first.observe(verified, 0.01)
+                    _tell(first, verified, 0.01)
                 with clock_at(second_s):
                     found = self._answers(second, step)
-                    second.observe(list(verified), 0.01)
+                    _tell(second, list(verified), 0.01)
                 assert answers == found, f"step {step}: {answers} at {first_s + step} s, {found} at {second_s} s"
 
     @pytest.mark.parametrize("duration_s", [0.0, 1e-9, 1e6])
@@ -123,11 +129,11 @@ class DraftPolicySuite(PluginSuite):
             [VerifiedDrafts("r1", 12, 3, 3)],
             [VerifiedDrafts("r1", 64, 0, 1)],
         ):
-            policy.observe(verified, duration_s)
+            _tell(policy, verified, duration_s)
             for request in _requests(1):
                 self._ask(policy, request, 2)
         policy.forget("r0")
-        policy.observe([VerifiedDrafts("r0", 4, 1, 4)], duration_s)
+        _tell(policy, [VerifiedDrafts("r0", 4, 1, 4)], duration_s)
         self._ask(policy, SeenRequest("r0", 3, 1), 1)
 
     def test_a_forgotten_id_is_a_new_request(self) -> None:
@@ -140,14 +146,14 @@ class DraftPolicySuite(PluginSuite):
         if "shared_statistics" in self.capabilities.flags:
             pytest.skip("the plugin declares shared_statistics: earlier requests may show")
         for verified in _history():
-            policy.observe(verified, 0.01)
+            _tell(policy, verified, 0.01)
         for request in _requests(0):
             policy.forget(request.request_id)
         fresh = self.policy()
         for step, verified in enumerate(_history()):
             assert self._answers(policy, step) == self._answers(fresh, step), f"step {step}: old state shows"
-            policy.observe(verified, 0.01)
-            fresh.observe(verified, 0.01)
+            _tell(policy, verified, 0.01)
+            _tell(fresh, verified, 0.01)
 
     def test_requests_that_ended_take_no_memory(self) -> None:
         """The policy kept growing with the number of requests, though each of them was forgotten.
@@ -159,7 +165,7 @@ class DraftPolicySuite(PluginSuite):
         def live(number: int) -> None:
             for step, accepted in enumerate((4, 0, 2)):
                 policy.num_drafts(SeenRequest(f"r{number}", 5, step), 8)
-                policy.observe([VerifiedDrafts(f"r{number}", 4, accepted, 4)], 0.01)
+                _tell(policy, [VerifiedDrafts(f"r{number}", 4, accepted, 4)], 0.01)
             policy.forget(f"r{number}")
 
         leaked = bytes_leaked(policy, live, 2_000)
@@ -179,6 +185,12 @@ class DraftPolicySuite(PluginSuite):
         assert type(count) is int, f"num_drafts() returned {count!r}, which is no plain whole number"
         assert count >= 0, f"num_drafts() returned {count}"
         return count
+
+
+def _tell(policy: DraftPolicy, verified: Sequence[VerifiedDrafts], duration_s: float) -> None:
+    """A step as the core tells of it: with the requests that drafted, and another one."""
+    num_rows, num_drafts = len(verified) + 1, sum(drafts.num_drafts for drafts in verified)
+    policy.observe_step(DraftStep(verified, duration_s, num_rows, num_rows, num_drafts, duration_s / 8))
 
 
 def _requests(step: int) -> list[SeenRequest]:

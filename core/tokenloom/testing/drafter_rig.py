@@ -47,11 +47,9 @@ class DrafterRig(PluginSuite):
         return drafter_context(_MODEL, max_num_seqs=64)
 
     def drafter(self) -> Drafter:
-        """A new drafter of the plugin; skips the test if it needs what the core cannot give yet."""
+        """A new drafter of the plugin."""
         drafter = cast(SpecDecodeConfig, self.make_config()).build(self.context)
         assert isinstance(drafter, Drafter), f"build() returned {drafter!r}, which is no Drafter"
-        if drafter.needs().kv_groups:
-            pytest.skip("the plugin needs KV memory for layers of its own, which the core does not give yet")
         return drafter
 
     def driver(self, drafter: Drafter | None = None, *, is_poisoned: bool = False, filler: int = 0) -> DraftDriver:
@@ -68,9 +66,15 @@ class DrafterRig(PluginSuite):
         """Limits of an engine."""
         return TinySettings(**changes)
 
-    def expect_plain_output(self, settings: TinySettings, temperature: float = 0.0) -> TinyEngine:
-        """Runs some requests with the plugin and without it, and expects the same tokens; returns the first engine."""
-        drafting = TinyEngine(_MODEL, self.drafter(), self.policy(), settings, f"spec_decode={self.info.name}")
+    def expect_plain_output(
+        self, settings: TinySettings, temperature: float = 0.0, drafter: Drafter | None = None
+    ) -> TinyEngine:
+        """Runs some requests with the plugin and without it, and expects the same tokens; returns the first engine.
+
+        `drafter` stands for a new one of the plugin.
+        """
+        drafter = self.drafter() if drafter is None else drafter
+        drafting = TinyEngine(_MODEL, drafter, self.policy(), settings, f"spec_decode={self.info.name}")
         outputs = _generate(drafting, temperature)
         for request_id, expected in _plain_outputs(temperature).items():
             found = outputs[request_id]

@@ -45,7 +45,7 @@ class QuantCases(PluginSuite):
             feature). The default fits 8 bits with a scale a row; 0 for a lossless storage.
         max_activation_error: most that rounding may change an activation, relative to the largest of its row (token).
         in_multiple, out_multiple: K and N of this format's layers are multiples of these (group and pack sizes).
-        checkpoint: `QuantContext.checkpoint`, for a format that reads its settings there.
+        checkpoint, stored_types: as in `QuantContext`, for a format that reads its settings there.
         other_settings: settings to compare fingerprints of, beside those that follow from bool and Literal fields.
     """
 
@@ -56,6 +56,7 @@ class QuantCases(PluginSuite):
     in_multiple: ClassVar[int] = 1
     out_multiple: ClassVar[int] = 1
     checkpoint: ClassVar[Mapping[str, Any]] = {}
+    stored_types: ClassVar[frozenset[str]] = frozenset()
     other_settings: ClassVar[Sequence[Mapping[str, Any]]] = ()
 
     def make_tensors(self, spec: LayerSpec, weight: torch.Tensor) -> dict[str, torch.Tensor]:  # noqa: ARG002  (a hook)
@@ -80,7 +81,8 @@ class QuantCases(PluginSuite):
         """Builds the plugin."""
         config = self.make_config(**changes)
         assert isinstance(config, QuantConfig), f"{self.info.config} is no QuantConfig"
-        return config.build(QuantContext(dtype, self.numeric_device(), self.checkpoint, deterministic))
+        context = QuantContext(dtype, self.numeric_device(), self.checkpoint, deterministic, self.stored_types)
+        return config.build(context)
 
     def exact_dtype(self) -> torch.dtype:
         """The most exact declared dtype."""

@@ -39,5 +39,9 @@ class RecordingQuantizer(Quantizer):
         return self.embeddings[spec.name]
 
     @property
+    def stored_types(self) -> frozenset[str]:
+        return frozenset() if self._inner is None else self._inner.stored_types
+
+    @property
     def fingerprint(self) -> str:
         return "dense" if self._inner is None else self._inner.fingerprint

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import Literal, final
 
 import torch
 
@@ -14,12 +14,13 @@ from tokenloom.clock import Clock, VirtualClock
 from tokenloom.engine import Engine
 from tokenloom.engine_output import EngineOutput
 from tokenloom.engine_parts import EngineParts
-from tokenloom.executors.kv_memory import allocate_kv, kv_groups
+from tokenloom.executors.drafting import Drafting, head_shape
+from tokenloom.executors.kv_memory import allocate_kv, draft_groups, kv_groups
 from tokenloom.interfaces.attention import AttentionBackend, AttentionContext
 from tokenloom.interfaces.cache import CacheContext, PrefixCache
-from tokenloom.interfaces.executor import Executor, FinishedStep, ModelFacts, StepHandle
+from tokenloom.interfaces.executor import Executor, FinishedStep, KVGroupSpec, ModelFacts, StepHandle
 from tokenloom.interfaces.logits import LogitsConstraint
-from tokenloom.interfaces.scheduler import SchedulerContext
+from tokenloom.interfaces.scheduler import Scheduler, SchedulerContext
 from tokenloom.interfaces.spec_decode import Drafter, DrafterContext, DraftPolicy, TensorFunction, Verifier
 from tokenloom.kv.manager import KVManager
 from tokenloom.kv.memory_plan import MemoryPlan
@@ -35,6 +36,7 @@ __all__ = ["TinyEngine", "TinyExecutor", "TinySettings", "drafter_context"]
 
 _CPU = torch.device("cpu")
 MAX_MODEL_LEN = 128
+_HOST_BYTES = 10**9
 
 
 @final
@@ -50,7 +52,10 @@ class TinySettings:
     checks: str = "full"
     verifier: Verifier = "position_noise"
     takes_trees: bool = True
+    preempt_mode: Literal["recompute", "swap", "cheaper"] = "recompute"
+    partial_preemption: bool = False
     attention: Callable[[AttentionContext], AttentionBackend] = ReferenceBackend
+    scheduler: Callable[[SchedulerContext], Scheduler] = build_fcfs
 
 
 def drafter_context(model: TinyDecoder, max_num_seqs: int = 8) -> DrafterContext:
@@ -95,7 +100,13 @@ class TinyEngine:
         self.plans = executor.plans
         self.kv = _build_kv(executor.model_facts(), settings, clock)
         limits = SchedulerContext(
-            settings.max_num_seqs, settings.budget, MAX_MODEL_LEN, settings.block_size, self.kv.num_usable_blocks
+            settings.max_num_seqs,
+            settings.budget,
+            MAX_MODEL_LEN,
+            settings.block_size,
+            self.kv.num_usable_blocks,
+            settings.preempt_mode,
+            settings.partial_preemption,
         )
         labels = {
             "scheduler": "scheduler=fcfs",
@@ -105,7 +116,7 @@ class TinyEngine:
         self.engine = Engine(
             EngineParts(
                 executor=executor,
-                scheduler=build_fcfs(limits),
+                scheduler=settings.scheduler(limits),
                 kv=self.kv,
                 draft_policy=policy,
                 limits=limits,
@@ -169,10 +180,16 @@ class TinyExecutor(Executor):
 
     def __init__(self, model: TinyDecoder, drafter: Drafter, settings: TinySettings, clock: Clock, name: str) -> None:
         self.plans: list[StepPlan] = []
-        attention = settings.attention(_attention_context(model, settings))
-        groups = kv_groups(model.attention_layers(), attention)
-        kv = allocate_kv(model.attention_layers(), groups, MemoryPlan((settings.num_blocks,), {}), attention, _CPU)
-        for tensor in (tensor for tensors in kv for tensor in tensors):
+        heads = (model.num_heads, model.num_kv_heads, model.head_dim)
+        attention = settings.attention(_attention_context(heads, settings, settings.budget))
+        own_groups = kv_groups(model.attention_layers(), attention)
+        drafting = _drafting(drafter, own_groups, settings, name)
+        groups = drafting.groups
+        num_blocks = (settings.num_blocks,) * len({group.pool_id for group in groups})
+        plan = MemoryPlan(num_blocks, {})
+        kv = allocate_kv([layer.group_id for layer in model.attention_layers()], groups, plan, attention, _CPU)
+        draft_kv = drafting.allocate(plan, _CPU)
+        for tensor in (tensor for tensors in (*kv, *draft_kv) for tensor in tensors):
             tensor.fill_(float("nan"))
         state = BatchState(
             settings.max_num_seqs, MAX_MODEL_LEN, settings.block_size, len(groups), model.vocab_size, _CPU
@@ -182,9 +199,10 @@ class TinyExecutor(Executor):
             vocab_size=model.vocab_size,
             eos_token_ids=(),
             kv_groups=groups,
-            num_blocks=(settings.num_blocks,),
+            num_blocks=num_blocks,
             block_root=b"tiny",
         )
+        windows = [group.window for group in own_groups]
         self._runner = ModelRunner(
             ModelRunnerParts(
                 model=model,
@@ -193,12 +211,13 @@ class TinyExecutor(Executor):
                 drafter_name=name,
                 kv=kv,
                 state=state,
-                inputs=StepInputsBuilder(state, [None], settings.budget, settings.max_num_seqs, _CPU),
+                inputs=StepInputsBuilder(state, windows, settings.budget, settings.max_num_seqs, _CPU),
                 vocab_size=model.vocab_size,
                 device=_CPU,
                 clock=clock,
                 takes_trees=settings.takes_trees,
                 verifier=settings.verifier,
+                draft_memory=drafting.memory(state, draft_kv),
             )
         )
 
@@ -234,19 +253,33 @@ def _build_kv(facts: ModelFacts, settings: TinySettings, clock: Clock) -> KVMana
         build_cache,
         clock,
         f"cache={settings.cache}",
+        0 if settings.preempt_mode == "recompute" else _HOST_BYTES,
+        copies_blocks=True,
     )
 
 
-def _attention_context(model: TinyDecoder, settings: TinySettings) -> AttentionContext:
+def _drafting(drafter: Drafter, groups: tuple[KVGroupSpec, ...], settings: TinySettings, name: str) -> Drafting:
+    """The drafter with memory for its own layers, if it wants any; `groups` are the target's."""
+    needed = drafter.needs().kv_groups
+    if not needed:
+        return Drafting(drafter, groups, None, name)
+    num_tokens = settings.budget + settings.max_num_seqs
+    attention = settings.attention(_attention_context(head_shape(needed, name), settings, num_tokens))
+    return Drafting(drafter, (*groups, *draft_groups(needed, attention, groups)), attention, name)
+
+
+def _attention_context(heads: tuple[int, int, int], settings: TinySettings, num_tokens: int) -> AttentionContext:
+    """For query heads, KV heads and head_dim."""
+    num_heads, num_kv_heads, head_dim = heads
     return AttentionContext(
-        num_heads=model.num_heads,
-        num_kv_heads=model.num_kv_heads,
-        head_dim=model.head_dim,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
         block_size=settings.block_size,
         dtype=torch.float32,
         device=_CPU,
         max_num_seqs=settings.max_num_seqs,
-        max_num_batched_tokens=settings.budget,
+        max_num_batched_tokens=num_tokens,
         max_model_len=MAX_MODEL_LEN,
         deterministic=False,
     )

@@ -4,8 +4,15 @@ from __future__ import annotations
 
 from tokenloom.interfaces.contract import Capabilities, PluginInfo
 from tokenloom.plugins import hookimpl
+from tokenloom_attention.triton_capabilities import triton_capabilities
 
 __all__ = ["tokenloom_plugins"]
+
+_IN_PYTORCH = Capabilities(
+    devices=("cpu", "cuda"),
+    dtypes=("float32", "bfloat16", "float16"),
+    flags=frozenset({"sliding_window", "soft_cap", "tree_mask", "deterministic"}),
+)
 
 
 @hookimpl
@@ -18,11 +25,7 @@ def tokenloom_plugins() -> list[PluginInfo]:
             config="tokenloom_attention.auto:AutoAttentionConfig",
             contract=(1, 0),
             summary="native_cpu on a CPU where it can be compiled, else torch_sdpa; the plan names which.",
-            capabilities=Capabilities(
-                devices=("cpu", "cuda"),
-                dtypes=("float32", "bfloat16", "float16"),
-                flags=frozenset({"sliding_window", "soft_cap", "tree_mask", "deterministic"}),
-            ),
+            capabilities=_IN_PYTORCH,
         ),
         PluginInfo(
             kind="attention",
@@ -30,11 +33,15 @@ def tokenloom_plugins() -> list[PluginInfo]:
             config="tokenloom_attention.torch_sdpa:TorchSdpaConfig",
             contract=(1, 0),
             summary="Paged attention in plain PyTorch (batched products and SDPA); runs everywhere.",
-            capabilities=Capabilities(
-                devices=("cpu", "cuda"),
-                dtypes=("float32", "bfloat16", "float16"),
-                flags=frozenset({"sliding_window", "soft_cap", "tree_mask", "deterministic"}),
-            ),
+            capabilities=_IN_PYTORCH,
+        ),
+        PluginInfo(
+            kind="attention",
+            name="naive",
+            config="tokenloom_attention.naive:NaiveConfig",
+            contract=(1, 0),
+            summary="Paged attention with all scores in memory, in plain PyTorch; to read and to compare with.",
+            capabilities=_IN_PYTORCH,
         ),
         PluginInfo(
             kind="attention",
@@ -47,5 +54,21 @@ def tokenloom_plugins() -> list[PluginInfo]:
                 dtypes=("float32", "bfloat16"),
                 flags=frozenset({"sliding_window", "soft_cap", "tree_mask", "deterministic"}),
             ),
+        ),
+        PluginInfo(
+            kind="attention",
+            name="triton_paged",
+            config="tokenloom_attention.triton_paged:TritonPagedConfig",
+            contract=(1, 0),
+            summary="Paged attention in Triton for GPUs: every kind of step in one launch, split over long sequences.",
+            capabilities=triton_capabilities(),
+        ),
+        PluginInfo(
+            kind="attention",
+            name="triton_flash",
+            config="tokenloom_attention.triton_flash:TritonFlashConfig",
+            contract=(1, 0),
+            summary="Attention in Triton for GPUs: new prompts over contiguous keys, all else as triton_paged.",
+            capabilities=triton_capabilities(),
         ),
     ]

@@ -11,7 +11,7 @@ import pytest
 from tests.plugin_packages import install_package
 from tokenloom.cli.doctor import obstacles
 from tokenloom.cli.machine import LIBRARIES, examine_machine, library_versions
-from tokenloom.interfaces.contract import Capabilities, PluginInfo
+from tokenloom.interfaces.contract import CONTRACT_VERSIONS, Capabilities, PluginInfo
 from tokenloom.plugins import Registry, default_registry, hookimpl
 
 RunCli = Callable[..., tuple[int, str, str]]
@@ -37,7 +37,7 @@ def registry_with(info: PluginInfo) -> Registry:
             "no_such_mod is not inst",
         ),
         (PluginInfo("quant", "x", "no_such_mod:C", (1, 0), ""), "No module named 'no_such_mod'"),
-        (PluginInfo("quant", "x", "m:C", (9, 0), ""), "this core speaks 1.0"),
+        (PluginInfo("quant", "x", "m:C", (9, 0), ""), "this core speaks {}.{}".format(*CONTRACT_VERSIONS["quant"])),
     ],
 )
 def test_obstacles_say_why_a_plugin_cannot_run_here(info: PluginInfo, reason: str) -> None:

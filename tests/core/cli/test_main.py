@@ -82,7 +82,7 @@ def test_an_unknown_option_is_a_mistake_of_the_user(run_cli: RunCli) -> None:
 def test_a_mistake_is_one_clean_message_without_traceback(run_cli: RunCli) -> None:
     code, out, err = run_cli("config", "attention=nope")
     assert (code, out) == (2, "")
-    assert err.startswith("error: attention=nope: no such attention; choose one of auto, native_cpu, torch_sdpa")
+    assert err.startswith("error: attention=nope: no such attention; choose one of auto, naive, native_cpu, torch_sdpa")
     assert "Traceback" not in err
 
 

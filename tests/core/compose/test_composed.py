@@ -28,7 +28,7 @@ class BenchSettings(BaseModel):
 def test_defaults_compose_to_the_builtin_plugins() -> None:
     engine = compose_config().engine
     assert [(choice.kind, choice.name) for choice in engine.choices()] == [
-        ("attention", "torch_sdpa"),
+        ("attention", "native_cpu"),
         ("scheduler", "fcfs"),
         ("cache", "hash"),
         ("spec_decode", "none"),
@@ -156,6 +156,13 @@ def test_command_keys_are_unknown_to_other_commands() -> None:
 )
 def test_model_takes_any_source_without_quotes(override: str, source: str) -> None:
     assert compose_config([override]).engine.model.source == source
+
+
+@pytest.mark.parametrize("source", ["hf:org/name@main", "pypi:a==b#c.gguf", "~/heads", "./heads, old"])
+def test_drafters_take_any_source_as_well(source: str) -> None:
+    value = f"'{source}'" if "," in source else source
+    config = compose_config(["spec_decode=draft_model", f"spec_decode.source={value}"]).engine.spec_decode.config
+    assert dict(config)["source"] == source
 
 
 def test_model_takes_an_existing_folder_by_a_bare_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ import pytest
 from tokenloom.compose import compose_config
 from tokenloom.errors import ConfigError
 
-OVERRIDES = ["spec_decode=ngram"]
+OVERRIDES = ["attention=native_cpu", "spec_decode=ngram"]
 
 
 def misspellings(key: str) -> list[str]:

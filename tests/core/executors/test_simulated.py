@@ -84,6 +84,18 @@ def test_drafts_are_accepted_at_the_rate_asked_for() -> None:
     assert single.stats.num_accepted_tokens / single.stats.num_draft_tokens == pytest.approx(0.7, abs=0.04)
 
 
+def test_a_drafter_with_rates_of_its_own_decides() -> None:
+    def accepted(*overrides: str) -> float:
+        engine, _ = build("spec_decode.policy.num_draft_tokens=1", "cache.num_blocks=400", *overrides)
+        run(engine, *(request(number, 10, 200) for number in range(20)))
+        return engine.stats.num_accepted_tokens / engine.stats.num_draft_tokens
+
+    assert accepted("spec_decode=synthetic", "spec_decode.acceptance=[0.3]") == pytest.approx(0.3, abs=0.04)
+    assert accepted("spec_decode=ngram") == pytest.approx(0.7, abs=0.04)
+    with pytest.raises(ConfigError, match=r"executor\.acceptance=\[0\.5\]: spec_decode=synthetic has rates of its own"):
+        build("spec_decode=synthetic", "executor.acceptance=[0.5]")
+
+
 def test_proposing_takes_its_time() -> None:
     def last_s(*overrides: str) -> float:
         engine, clock = build("spec_decode=ngram", "spec_decode.policy.num_draft_tokens=2", *overrides)
@@ -92,6 +104,13 @@ def test_proposing_takes_its_time() -> None:
 
     # The first of two steps proposes one draft, all that fits beside the last token; the second one proposes none.
     assert last_s("executor.draft_step_s=1.0") - last_s() == pytest.approx(1.0, abs=1e-9)
+
+
+def test_the_draft_policy_is_told_what_proposing_took() -> None:
+    engine, _ = build("spec_decode=ngram", "spec_decode.policy.num_draft_tokens=2", "executor.draft_step_s=0.25")
+    run(engine, request(0, 10, 12))
+    assert engine.stats.times_s["propose"] > 0.0
+    assert engine.stats.times_s["propose"] % 0.25 == pytest.approx(0.0, abs=1e-9)
 
 
 @pytest.mark.parametrize("loss", [0.0, 0.5, 1.0])

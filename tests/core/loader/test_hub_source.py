@@ -86,6 +86,12 @@ def test_fetch_takes_pickles_where_there_is_nothing_else(hub: FakeHub, cache: Pa
     assert files_of(fetch(hub, cache, "org/name")) == files
 
 
+def test_fetch_takes_drafting_heads_by_their_own_names(hub: FakeHub, cache: Path) -> None:
+    files = {"config.json": b"{}", "medusa_lm_head.pt": b"pickle"}
+    hub.add("org/heads", {**files, "README.md": b"read me"})
+    assert files_of(fetch(hub, cache, "org/heads")) == files
+
+
 def test_fetch_takes_the_only_gguf_file(hub: FakeHub, cache: Path) -> None:
     hub.add("org/name-GGUF", {"m.gguf": b"GGUF", "config.json": b"{}", "README.md": b"", "mmproj-m.gguf": b"GGUF"})
     path = fetch(hub, cache, "org/name-GGUF")

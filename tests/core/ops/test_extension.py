@@ -103,6 +103,16 @@ def test_load_extension_without_a_compiler_says_what_to_install_and_to_choose(
     assert not cache.exists()
 
 
+@NEEDS_COMPILER
+def test_flags_of_the_environment_are_used_and_make_another_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TOKENLOOM_CXXFLAGS", raising=False)
+    toolchain = find_toolchain()
+    plain = (toolchain.compile_flags("x"), toolchain.link_flags())
+    monkeypatch.setenv("TOKENLOOM_CXXFLAGS", "-fsanitize=address '-DWORDS=two words'")
+    added = ["-fsanitize=address", "-DWORDS=two words"]
+    assert (toolchain.compile_flags("x"), toolchain.link_flags()) == (plain[0] + added, plain[1] + added)
+
+
 def test_load_extension_without_python_s_headers_names_their_package(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -117,7 +127,6 @@ def test_auto_chooses_native_ops_for_bfloat16_where_there_is_a_compiler(monkeypa
     auto = EngineSettings()
     assert choose_ops(auto, CPU, torch.bfloat16) == "native"
     assert choose_ops(auto, CPU, torch.float32) == "torch"
-    assert choose_ops(auto, torch.device("cuda"), torch.bfloat16) == "torch"
     assert choose_ops(EngineSettings(operations="torch"), CPU, torch.bfloat16) == "torch"
 
 

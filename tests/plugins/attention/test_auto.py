@@ -65,3 +65,12 @@ def test_a_composed_config_names_what_auto_stands_for() -> None:
     assert composed.to_dict()["attention"] == {"name": "native_cpu", "kv_dtype": "auto"}
     assert composed.choices["attention"] == "auto"
     assert "auto" in composed.sources["attention.name"]
+
+
+@pytest.mark.parametrize(("preset", "name"), [("h100_8b", "torch_sdpa"), ("cpu_2core_135m", "native_cpu")])
+def test_in_a_simulation_auto_stands_for_what_runs_on_its_device(
+    preset: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tokenloom_attention.auto.why_not_buildable", lambda: None)
+    engine = compose_config(["executor=simulated", f"executor.device={preset}"]).engine
+    assert engine.attention.name == name

@@ -9,16 +9,33 @@ import pytest
 import torch
 
 import tokenloom_quant
-from tokenloom.interfaces.quant import LayerSpec, QuantContext, Shard
+from tokenloom.interfaces.quant import LayerSpec, QuantConfig, QuantContext, Shard
 from tokenloom.plugins import Registry
 from tokenloom_quant.none import NoneConfig
 
 
 def test_package_declares_plugins_whose_config_classes_exist() -> None:
     registry = Registry.from_modules([tokenloom_quant])
-    assert registry.names("quant") == ("int8", "none")
+    assert registry.names("quant") == (
+        "auto",
+        "awq",
+        "bitsandbytes",
+        "compressed_tensors",
+        "fp8",
+        "gguf",
+        "gptq",
+        "int4",
+        "int8",
+        "int8_dynamic",
+        "none",
+    )
     assert registry.load_config_class("quant", "none") is NoneConfig
     assert registry.load_config_class("quant", "int8").__name__ == "Int8Config"
+    assert registry.load_config_class("quant", "int8_dynamic").__name__ == "Int8DynamicConfig"
+    assert registry.load_config_class("quant", "int4").__name__ == "Int4Config"
+    assert registry.load_config_class("quant", "gguf").__name__ == "GGUFConfig"
+    for name in ("awq", "bitsandbytes", "compressed_tensors", "fp8", "gptq"):
+        assert issubclass(registry.load_config_class("quant", name), QuantConfig)
 
 
 def test_package_imports_without_torch() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import sys
@@ -48,12 +49,14 @@ class Toolchain:
             "-DTORCH_API_INCLUDE_EXTENSION_H",
             f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
             *(f"-isystem{folder}" for folder in headers),
+            *_added_flags(),
         ]
 
     def link_flags(self) -> list[str]:
         """Libraries of torch. Its libgomp is in memory by the time the extension loads, and serves both."""
         libraries = Path(torch.__file__).parent / "lib"
-        return ["-shared", "-fopenmp", f"-L{libraries}", "-ltorch", "-ltorch_cpu", "-ltorch_python", "-lc10"]
+        own = ["-ltorch", "-ltorch_cpu", "-ltorch_python", "-lc10"]
+        return ["-shared", "-fopenmp", f"-L{libraries}", *own, *_added_flags()]
 
 
 def isa_flags() -> Mapping[str, tuple[str, ...]]:
@@ -100,6 +103,11 @@ def why_not_buildable() -> str | None:
     except NativeBuildError as error:
         return str(error)
     return None
+
+
+def _added_flags() -> list[str]:
+    """What TOKENLOOM_CXXFLAGS adds, e.g. a sanitizer; part of the cache's key as all flags are."""
+    return shlex.split(os.environ.get("TOKENLOOM_CXXFLAGS", ""))
 
 
 @cache

@@ -1,0 +1,170 @@
+"""Prompts by category through one engine, greedy: what decoding took, and what became of the drafts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import partial
+from typing import Any, final
+
+from tokenloom.errors import RequestError
+from tokenloom.llm import LLM
+from tokenloom.results import CompletionOutput
+from tokenloom.sampling_params import SamplingParams
+from tokenloom.text.chat_template import ChatTemplate
+
+__all__ = ["CategoryRun", "SpecWork", "encode_categories", "run_categories"]
+
+_FIRST_TOKENS = 2
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class SpecWork:
+    """What every engine is given.
+
+    Attributes:
+        prompts: token ids by category.
+        max_tokens: most output tokens; an end-of-sequence token ends an answer earlier.
+        rehearse: run everything once before measuring.
+    """
+
+    prompts: Mapping[str, Sequence[list[int]]]
+    max_tokens: int
+    rehearse: bool = False
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class CategoryRun:
+    """The prompts of one category, measured.
+
+    Attributes:
+        num_requests, num_failed, num_output_tokens: counts.
+        wall_s: from the first request to the end of the last one.
+        running_s: time from the first step of each request to its end, summed over requests.
+        decode_s: time from the first tokens of each request to its last, summed over requests.
+        num_decode_tokens: tokens that came in this time.
+        num_decode_steps: steps in which they came, counted for each request.
+        propose_s: time that proposing drafts took.
+        num_proposals, num_draft_tokens, num_accepted_tokens: drafts verified, see `EngineStats`.
+        tried_by_position, accepted_by_position: likewise.
+        token_ids: the answers, in order.
+    """
+
+    num_requests: int
+    num_failed: int
+    num_output_tokens: int
+    wall_s: float
+    running_s: float
+    decode_s: float
+    num_decode_tokens: int
+    num_decode_steps: int
+    propose_s: float
+    num_proposals: int
+    num_draft_tokens: int
+    num_accepted_tokens: int
+    tried_by_position: dict[int, int]
+    accepted_by_position: dict[int, int]
+    token_ids: list[list[int]]
+
+    @staticmethod
+    def sum_of(runs: Iterable[CategoryRun]) -> CategoryRun:
+        """Several categories as one."""
+        total: dict[str, Any] = {}
+        for run in runs:
+            for name in (field.name for field in fields(CategoryRun)):
+                value = getattr(run, name)
+                if isinstance(value, dict):
+                    table = total.setdefault(name, {})
+                    for key, count in value.items():
+                        table[key] = table.get(key, 0) + count
+                else:
+                    total[name] = total[name] + value if name in total else value
+        return CategoryRun(**total)
+
+
+def encode_categories(llm: LLM, categories: Mapping[str, Sequence[str]], *, chat: bool) -> dict[str, list[list[int]]]:
+    """Token ids of the prompts; with `chat`, as questions in the model's chat template.
+
+    Raises:
+        RequestError: the model has no chat template, or a prompt cannot be rendered.
+    """
+    if not chat:
+        return {name: [llm.tokenizer.encode(text) for text in texts] for name, texts in categories.items()}
+    template = ChatTemplate.for_tokenizer(llm.tokenizer)
+    return {
+        name: [template.encode_chat(llm.tokenizer, [{"role": "user", "content": text}]) for text in texts]
+        for name, texts in categories.items()
+    }
+
+
+def run_categories(llm: LLM, work: SpecWork, progress: Callable[[str, int], None]) -> dict[str, CategoryRun]:
+    """Runs category after category, each with an empty prefix cache.
+
+    Args:
+        llm: a loaded model.
+        work: what to run.
+        progress: told the category, and how many of its output tokens there are.
+
+    Raises:
+        RequestError: a prompt leaves no room for an answer.
+    """
+    # What only happens once, compiling and growing memory, is no part of the first category.
+    first = next(iter(work.prompts.values()))[0]
+    llm.generate([first], SamplingParams(temperature=0.0, max_tokens=_FIRST_TOKENS))
+    runs: dict[str, CategoryRun] = {}
+    for is_measured in (False, True) if work.rehearse else (True,):
+        for name, prompts in work.prompts.items():
+            done = _run(llm, prompts, work.max_tokens, partial(progress, name))
+            if is_measured:
+                runs[name] = done
+    return runs
+
+
+def _run(llm: LLM, prompts: Sequence[list[int]], max_tokens: int, progress: Callable[[int], None]) -> CategoryRun:
+    longest = max(map(len, prompts))
+    if longest >= llm.engine.limits.max_model_len:
+        raise RequestError(
+            f"a prompt of {longest} tokens leaves no room for an answer in {llm.engine.limits.max_model_len}; raise "
+            "model.max_model_len, or take it out of the file",
+            "prompt",
+        )
+    llm.engine.reset_prefix_cache()
+    before = llm.engine.stats.snapshot()
+    start_s = time.perf_counter()
+    outputs = llm.generate(
+        list(prompts),
+        SamplingParams(temperature=0.0, max_tokens=max_tokens),
+        on_step=lambda: progress(llm.engine.stats.num_output_tokens - before.num_output_tokens),
+    )
+    wall_s = time.perf_counter() - start_s
+    choices = [output.outputs[0] for output in outputs]
+    return _measured(choices, wall_s, llm.engine.stats.since(before))
+
+
+def _measured(choices: Sequence[CompletionOutput], wall_s: float, stats: Mapping[str, Any]) -> CategoryRun:
+    good = [choice.metrics for choice in choices if choice.finish_reason != "error" and choice.metrics.token_times_s]
+    return CategoryRun(
+        num_requests=len(choices),
+        num_failed=sum(choice.finish_reason == "error" for choice in choices),
+        num_output_tokens=sum(len(choice.token_ids) for choice in choices),
+        wall_s=wall_s,
+        running_s=sum((times.e2e_s or 0.0) - (times.queue_s or 0.0) for times in good),
+        decode_s=sum(times.token_times_s[-1] - times.token_times_s[0] for times in good),
+        num_decode_tokens=sum(sum(times.tokens_per_chunk[1:]) for times in good),
+        num_decode_steps=sum(len(times.tokens_per_chunk) - 1 for times in good),
+        propose_s=stats["times_s"].get("propose", 0.0),
+        num_proposals=stats["num_proposals"],
+        num_draft_tokens=stats["num_draft_tokens"],
+        num_accepted_tokens=stats["num_accepted_tokens"],
+        tried_by_position=_without_zeros(stats["tried_by_position"]),
+        accepted_by_position=_without_zeros(stats["accepted_by_position"]),
+        token_ids=[choice.token_ids for choice in choices],
+    )
+
+
+def _without_zeros(counts: Mapping[int, int]) -> dict[int, int]:
+    """What was counted: positions that only earlier categories reached are there, too."""
+    return {position: count for position, count in counts.items() if count}

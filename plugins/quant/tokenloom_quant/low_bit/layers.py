@@ -1,0 +1,124 @@
+"""Linear layers and embeddings whose weights are codes: shards are encoded as they come, and packed once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import final
+
+import torch
+
+from tokenloom.errors import ModelError
+from tokenloom.interfaces.quant import EmbeddingWeights, LayerSpec, LinearWeights
+from tokenloom.ops.weight_memory import WeightMemory
+from tokenloom_quant.low_bit.affine_codes import AffineCodes, joined_codes
+from tokenloom_quant.low_bit.product import LowBitProduct
+
+__all__ = ["LowBitEmbedding", "LowBitFormat", "LowBitLinear"]
+
+
+@dataclass(frozen=True, slots=True)
+class LowBitFormat:
+    """How a plugin stores weights.
+
+    Attributes:
+        name: of the plugin.
+        encode: a shard's floating weight [N, K] -> codes.
+        rounds_activations: whether activations are rounded to int8, a scale for each row and group.
+    """
+
+    name: str
+    encode: Callable[[torch.Tensor], AffineCodes]
+    rounds_activations: bool
+
+
+@final
+class LowBitLinear(LinearWeights):
+    """One matrix [N, K] as codes, and a bias [N] where the spec has one."""
+
+    def __init__(self, spec: LayerSpec, weight_format: LowBitFormat, dtype: torch.dtype, memory: WeightMemory) -> None:
+        self._spec = spec
+        self._format = weight_format
+        self._dtype = dtype
+        self._memory = memory
+        self._codes: dict[str, AffineCodes] = {}  # per shard, until finalize
+        self._biases: dict[str, torch.Tensor] = {}
+        self._product: LowBitProduct | None = None
+
+    def load(self, shard: str, parameter: str, tensor: torch.Tensor) -> None:
+        """As in the contract. Raises ModelError for packed parameters and for weights that are not finite numbers."""
+        where = f"quant={self._format.name}, layer {self._spec.name}, shard {shard}"
+        if parameter == "bias":
+            self._biases[shard] = tensor.to(self._dtype)
+            return
+        if parameter != "weight" or not tensor.is_floating_point():
+            raise ModelError(
+                f"{where}: needs a plain 'weight' to round, got {parameter!r} of {tensor.dtype}; the checkpoint is "
+                "quantized already: choose the quant plugin that reads its format"
+            )
+        if not bool(torch.isfinite(tensor).all()):
+            raise ModelError(f"{where}: the weights hold infinities or NaN")
+        self._codes[shard] = self._format.encode(tensor)
+
+    def finalize(self) -> None:
+        names = [shard.name for shard in self._spec.shards]
+        missing = [name for name in names if name not in self._codes]
+        if missing:
+            raise ModelError(
+                f"quant={self._format.name}, layer {self._spec.name}: no weight came for {', '.join(missing)}"
+            )
+        bias = torch.cat([self._biases[name] for name in names]) if self._spec.has_bias else None
+        codes = joined_codes([self._codes[name] for name in names])
+        rounds_activations = self._format.rounds_activations
+        self._product = LowBitProduct(codes, bias, rounds_activations=rounds_activations, memory=self._memory)
+        self._codes.clear()
+        self._biases.clear()
+
+    def apply(self, x: torch.Tensor) -> torch.Tensor:
+        return self.product.apply(x)
+
+    def apply_float32(self, x: torch.Tensor) -> torch.Tensor:
+        return self.product.apply_float32(x)
+
+    @property
+    def product(self) -> LowBitProduct:
+        """The packed weights; there after `finalize`."""
+        assert self._product is not None, f"{self._spec.name} was used before it was finalized"
+        return self._product
+
+    @property
+    def num_bytes(self) -> int:
+        return self.product.num_bytes
+
+
+@final
+class LowBitEmbedding(EmbeddingWeights):
+    """A table of codes; as a tied head it multiplies like a linear layer."""
+
+    def __init__(self, spec: LayerSpec, weight_format: LowBitFormat, dtype: torch.dtype, memory: WeightMemory) -> None:
+        self._linear = LowBitLinear(spec, weight_format, dtype, memory)
+        self._dtype = dtype
+
+    def load(self, shard: str, parameter: str, tensor: torch.Tensor) -> None:
+        self._linear.load(shard, parameter, tensor)
+
+    def finalize(self) -> None:
+        self._linear.finalize()
+
+    def lookup(self, token_ids: torch.Tensor) -> torch.Tensor:
+        return self.product.rows(token_ids).to(self._dtype)
+
+    def apply(self, x: torch.Tensor) -> torch.Tensor:
+        return self.product.apply(x)
+
+    def apply_float32(self, x: torch.Tensor) -> torch.Tensor:
+        return self.product.apply_float32(x)
+
+    @property
+    def product(self) -> LowBitProduct:
+        """The packed table; there after `finalize`."""
+        return self._linear.product
+
+    @property
+    def num_bytes(self) -> int:
+        return self._linear.num_bytes

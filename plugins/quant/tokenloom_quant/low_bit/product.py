@@ -1,0 +1,116 @@
+"""x @ W.T by the compiled products: packs codes, scales and bias once, and unpacks single rows for embeddings."""
+
+from __future__ import annotations
+
+from typing import Any, final
+
+import torch
+from torch.nn import functional
+
+from tokenloom.errors import ModelError
+from tokenloom.ops.weight_memory import WeightMemory
+from tokenloom_quant.low_bit.affine_codes import AffineCodes
+from tokenloom_quant.low_bit.kernels import load_kernels
+
+__all__ = ["LowBitProduct"]
+
+_PANEL = 32  # kPanel of low_bit.h: output features side by side
+_SINGLE_GROUP_MULTIPLE = 64  # one group is filled up to it
+_MAX_GROUP = 1 << 16  # sums of 32 bits hold so many products of two codes of 8
+# The four bytes that hold eight codes of 4 bits: these in their lower halves, and these in their upper ones.
+_LOWER, _UPPER = [0, 4, 1, 5], [2, 6, 3, 7]
+
+
+@final
+class LowBitProduct:
+    """A weight as codes, packed for the product; the only copy.
+
+    Args:
+        affine: the weight.
+        bias: [N] or None.
+        rounds_activations: each group of each row of x is rounded to int8, scale max|x| / 127; else x is not rounded.
+        memory: where the packed weights go.
+
+    Raises:
+        NativeBuildError: the extension cannot be built on this machine.
+        ModelError: a group is so large that sums could overflow.
+    """
+
+    def __init__(
+        self, affine: AffineCodes, bias: torch.Tensor | None, *, rounds_activations: bool, memory: WeightMemory
+    ) -> None:
+        num_rows, self._num_columns = affine.codes.shape
+        if affine.group_size > _MAX_GROUP:
+            raise ModelError(
+                f"in products of codes at most {_MAX_GROUP} input features share a scale, got {affine.group_size}; "
+                "leave this layer as it is (quant.skip)"
+            )
+        num_groups = affine.scale.shape[1]
+        multiple = _SINGLE_GROUP_MULTIPLE if num_groups == 1 else affine.group_size
+        self._bits = affine.bits
+        self._codes = _kept(_pack_codes(affine, multiple), memory)  # [panels, planes, 32, 4]
+        self._scales = _kept(_pack_rows(affine.scale), memory)  # [panels, groups, 32]
+        self._minima = None if affine.minimum is None else _kept(_pack_rows(affine.minimum), memory)
+        self._bias = None if bias is None else _kept(functional.pad(bias.float(), (0, -num_rows % _PANEL)), memory)
+        self._product: Any = load_kernels().LowBitLinear(
+            self._codes,
+            self._scales,
+            self._minima,
+            self._bias,
+            affine.bits,
+            self._num_columns,
+            num_rows,
+            rounds_activations,
+        )
+
+    def apply(self, x: torch.Tensor) -> torch.Tensor:
+        """[M, K] in bfloat16 or float32 -> [M, N], dtype of x: x @ W.T + bias. M may be 0; rows may be strided."""
+        product: torch.Tensor = self._product.apply(x)
+        return product
+
+    def apply_float32(self, x: torch.Tensor) -> torch.Tensor:
+        """The same, not rounded to the dtype of x."""
+        product: torch.Tensor = self._product.apply_float32(x)
+        return product
+
+    def rows(self, indices: torch.Tensor) -> torch.Tensor:
+        """Rows of W: int64 [M] -> fp32 [M, K]."""
+        panel, place = indices // _PANEL, indices % _PANEL
+        codes = _unpack_codes(self._codes[panel, :, place], self._bits)  # [M, padded K]
+        minimum = None if self._minima is None else self._minima[panel, :, place]
+        scale = self._scales[panel, :, place]  # [M, G]
+        affine = AffineCodes(codes, scale, minimum, self._bits, codes.shape[1] // scale.shape[1])
+        return affine.dequantized()[:, : self._num_columns]
+
+    @property
+    def num_bytes(self) -> int:
+        parts = (self._codes, self._scales, self._minima, self._bias)
+        return sum(part.nbytes for part in parts if part is not None)
+
+
+def _pack_codes(affine: AffineCodes, multiple: int) -> torch.Tensor:
+    """uint8 [N, K] -> [panels, planes, 32, 4]; see low_bit.h. Zeros where there is no weight."""
+    num_rows, num_columns = affine.codes.shape
+    filled = functional.pad(affine.codes, (0, -num_columns % multiple, 0, -num_rows % _PANEL))
+    per_plane = 8 if affine.bits == 4 else 4
+    planes = filled.view(-1, _PANEL, filled.shape[1] // per_plane, per_plane).transpose(1, 2)
+    return planes if affine.bits == 8 else planes[..., _LOWER] | planes[..., _UPPER] << 4
+
+
+def _unpack_codes(planes: torch.Tensor, bits: int) -> torch.Tensor:
+    """uint8 [M, planes, 4] of single rows -> codes [M, padded K]."""
+    if bits == 8:
+        return planes.flatten(1)
+    codes = planes.new_empty(*planes.shape[:2], 8)
+    codes[..., _LOWER], codes[..., _UPPER] = planes & 15, planes >> 4
+    return codes.flatten(1)
+
+
+def _pack_rows(values: torch.Tensor) -> torch.Tensor:
+    """[N, G] -> [panels, G, 32]."""
+    filled = functional.pad(values, (0, 0, 0, -values.shape[0] % _PANEL))
+    return filled.view(-1, _PANEL, values.shape[1]).transpose(1, 2)
+
+
+def _kept(values: torch.Tensor, memory: WeightMemory) -> torch.Tensor:
+    return memory.empty(tuple(values.shape), values.dtype).copy_(values)
