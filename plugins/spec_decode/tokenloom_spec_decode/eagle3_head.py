@@ -17,12 +17,12 @@ from typing import final
 import torch
 
 from tokenloom.errors import ModelError
-from tokenloom.interfaces.draft_memory import DraftKVGroup, DraftPass
-from tokenloom.interfaces.spec_decode import DrafterContext
+from tokenloom.interfaces.draft_memory import DraftPass
+from tokenloom.interfaces.spec_decode import DrafterContext, DrafterNeeds
 from tokenloom.loader.weight_layout import open_weights
 from tokenloom.models.feed_forward import GatedFeedForward
 from tokenloom_spec_decode.eagle3_config import Eagle3Config, read_eagle3_config
-from tokenloom_spec_decode.eagle_drafter import EagleHead
+from tokenloom_spec_decode.eagle_drafter import EagleHead, HeadFacts
 from tokenloom_spec_decode.eagle_layer import HeadAttention, HeadTensors, head_factory, kv_group_of
 
 __all__ = ["Eagle3Head", "load_eagle3"]
@@ -39,11 +39,10 @@ class Eagle3Head(EagleHead):
     def __init__(
         self, config: Eagle3Config, tensors: HeadTensors, column_ids: torch.Tensor | None, context: DrafterContext
     ) -> None:
-        """`column_ids` as in `EagleHead`; `tensors` hold the weights."""
+        """`column_ids` as in `HeadFacts`; `tensors` hold the weights."""
         factory, layer = head_factory(context), config.layer
         size, eps = layer.hidden_size, layer.rms_norm_eps
         self._config = config
-        self._column_ids = column_ids
         self._fc = factory.linear("fc", 3 * config.target_hidden_size, {"fc": size})
         self._embedding_norm = factory.norm(f"{_LAYER}.input_layernorm", size, eps)
         self._hidden_norm = factory.norm(f"{_LAYER}.hidden_norm", size, eps)
@@ -60,28 +59,8 @@ class Eagle3Head(EagleHead):
             else context.embed
         )
         self._target_logits = context.compute_logits
-        self._fingerprint = f"eagle3 {tensors.digest}"
-        self._num_bytes = tensors.load(factory)
-
-    @property
-    def hidden_layers(self) -> tuple[int, ...]:
-        return tuple(sorted(set(self._config.aux_layers)))
-
-    @property
-    def kv_group(self) -> DraftKVGroup:
-        return kv_group_of(self._config.layer)
-
-    @property
-    def column_ids(self) -> torch.Tensor | None:
-        return self._column_ids
-
-    @property
-    def num_weight_bytes(self) -> int:
-        return self._num_bytes
-
-    @property
-    def fingerprint(self) -> str:
-        return self._fingerprint
+        needs = DrafterNeeds(tuple(sorted(set(config.aux_layers))), (kv_group_of(layer),), f"eagle3 {tensors.digest}")
+        super().__init__(HeadFacts(needs, tensors.load(factory), column_ids))
 
     def fuse(self, hidden_states: Mapping[int, torch.Tensor]) -> torch.Tensor:
         return self._fc.apply(torch.cat([hidden_states[layer] for layer in self._config.aux_layers], dim=-1))

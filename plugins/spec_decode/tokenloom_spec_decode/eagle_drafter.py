@@ -28,43 +28,36 @@ from tokenloom.interfaces.spec_decode import (
     Drafter,
     DrafterContext,
     DrafterNeeds,
-    DraftKVGroup,
     DraftMemory,
     Proposal,
 )
 from tokenloom_spec_decode.chain_drafts import ChainDrafts
 from tokenloom_spec_decode.eagle_tree import GrowingTree
 
-__all__ = ["EagleDrafter", "EagleHead"]
+__all__ = ["EagleDrafter", "EagleHead", "HeadFacts"]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class HeadFacts:
+    """What a drafter needs to know of its head.
+
+    Attributes:
+        needs: states of the target that it reads, KV memory of its layer, and a name of weights and config.
+        num_weight_bytes: of its own weights.
+        column_ids: int64 [columns], the target's id for each column of its logits; None where columns are ids.
+    """
+
+    needs: DrafterNeeds
+    num_weight_bytes: int
+    column_ids: torch.Tensor | None = None
 
 
 class EagleHead(ABC):
     """The network of a head: H its hidden size, R rows, T tokens."""
 
-    @property
-    @abstractmethod
-    def hidden_layers(self) -> tuple[int, ...]:
-        """Which states of the target it reads, as in `DrafterNeeds.hidden_layers`, each once."""
-
-    @property
-    @abstractmethod
-    def kv_group(self) -> DraftKVGroup:
-        """KV memory of its layer."""
-
-    @property
-    @abstractmethod
-    def column_ids(self) -> torch.Tensor | None:
-        """int64 [columns], the target's id for each column of its logits; None where columns are ids."""
-
-    @property
-    @abstractmethod
-    def num_weight_bytes(self) -> int:
-        """Bytes of its own weights."""
-
-    @property
-    @abstractmethod
-    def fingerprint(self) -> str:
-        """Names weights and config, for block keys."""
+    def __init__(self, facts: HeadFacts) -> None:
+        self.facts = facts
 
     @abstractmethod
     def fuse(self, hidden_states: Mapping[int, torch.Tensor]) -> torch.Tensor:
@@ -114,10 +107,10 @@ class EagleDrafter(Drafter):
 
     @property
     def num_weight_bytes(self) -> int:
-        return self._head.num_weight_bytes
+        return self._head.facts.num_weight_bytes
 
     def needs(self) -> DrafterNeeds:
-        return DrafterNeeds(self._head.hidden_layers, (self._head.kv_group,), self._head.fingerprint)
+        return self._head.facts.needs
 
     def propose(self, batch: DraftBatch) -> Sequence[Proposal]:
         memory = batch.memory
@@ -160,7 +153,7 @@ class EagleDrafter(Drafter):
             self._vocab_size,
             self._device,
             keeps_probs=self._keeps_probs,
-            column_ids=self._head.column_ids,
+            column_ids=self._head.facts.column_ids,
         )
         live = list(range(len(rows)))
         for depth in range(1, max(row.max_drafts for row in rows) + 1):
@@ -217,7 +210,7 @@ class EagleDrafter(Drafter):
         """Adds the likeliest tokens behind some nodes, each with its tree and its state [H]."""
         logits = self._head.compute_logits(torch.stack([state for _, state, _ in nodes]))[:, : self._vocab_size]
         best = logits.float().log_softmax(dim=-1).topk(min(self._tree_width, logits.shape[1]), dim=-1)
-        columns = self._head.column_ids
+        columns = self._head.facts.column_ids
         ids = best.indices if columns is None else columns[best.indices]  # [nodes, width]
         for (tree, _, node), own_ids, values in zip(nodes, ids.tolist(), best.values.tolist(), strict=True):
             tree.add(node, own_ids, values)

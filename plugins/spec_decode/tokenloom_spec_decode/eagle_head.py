@@ -19,14 +19,14 @@ import torch
 
 from tokenloom.checkpoint.fields import Fields
 from tokenloom.errors import ModelError
-from tokenloom.interfaces.draft_memory import DraftKVGroup, DraftPass
-from tokenloom.interfaces.spec_decode import DrafterContext
+from tokenloom.interfaces.draft_memory import DraftPass
+from tokenloom.interfaces.spec_decode import DrafterContext, DrafterNeeds
 from tokenloom.json_file import read_json
 from tokenloom.loader.weight_layout import open_weights
 from tokenloom.model_config import ModelConfig
 from tokenloom.models.feed_forward import GatedFeedForward
 from tokenloom.models.registry import find_hf_architecture
-from tokenloom_spec_decode.eagle_drafter import EagleHead
+from tokenloom_spec_decode.eagle_drafter import EagleHead, HeadFacts
 from tokenloom_spec_decode.eagle_layer import HeadAttention, HeadTensors, head_factory, kv_group_of
 
 __all__ = ["Eagle1Head", "load_eagle"]
@@ -43,7 +43,6 @@ class Eagle1Head(EagleHead):
     def __init__(self, layer: ModelConfig, has_bias: bool, tensors: HeadTensors, context: DrafterContext) -> None:
         """`layer`: sizes; `has_bias`: of fc."""
         factory, size = head_factory(context), layer.hidden_size
-        self._layer = layer
         self._fc = factory.linear("fc", 2 * size, {"fc": size}, has_bias=has_bias)
         self._attention = HeadAttention(layer, factory, f"{_LAYER}.self_attn", size)
         self._ffn_norm = factory.norm(f"{_LAYER}.post_attention_layernorm", size, layer.rms_norm_eps)
@@ -54,28 +53,8 @@ class Eagle1Head(EagleHead):
             else context.embed
         )
         self._target_logits = context.compute_logits
-        self._fingerprint = f"eagle {tensors.digest}"
-        self._num_bytes = tensors.load(factory)
-
-    @property
-    def hidden_layers(self) -> tuple[int, ...]:
-        return (_FINAL_STATE,)
-
-    @property
-    def kv_group(self) -> DraftKVGroup:
-        return kv_group_of(self._layer)
-
-    @property
-    def column_ids(self) -> torch.Tensor | None:
-        return None
-
-    @property
-    def num_weight_bytes(self) -> int:
-        return self._num_bytes
-
-    @property
-    def fingerprint(self) -> str:
-        return self._fingerprint
+        needs = DrafterNeeds((_FINAL_STATE,), (kv_group_of(layer),), f"eagle {tensors.digest}")
+        super().__init__(HeadFacts(needs, tensors.load(factory)))
 
     def fuse(self, hidden_states: Mapping[int, torch.Tensor]) -> torch.Tensor:
         return hidden_states[_FINAL_STATE]

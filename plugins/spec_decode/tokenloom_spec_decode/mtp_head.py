@@ -23,14 +23,14 @@ import torch
 
 from tokenloom.checkpoint.fields import Fields
 from tokenloom.errors import ModelError
-from tokenloom.interfaces.draft_memory import DraftKVGroup, DraftPass
-from tokenloom.interfaces.spec_decode import DrafterContext
+from tokenloom.interfaces.draft_memory import DraftPass
+from tokenloom.interfaces.spec_decode import DrafterContext, DrafterNeeds
 from tokenloom.json_file import read_json
 from tokenloom.loader.weight_layout import open_weights
 from tokenloom.model_config import ModelConfig
 from tokenloom.models.feed_forward import GatedFeedForward
 from tokenloom.models.registry import find_hf_architecture
-from tokenloom_spec_decode.eagle_drafter import EagleHead
+from tokenloom_spec_decode.eagle_drafter import EagleHead, HeadFacts
 from tokenloom_spec_decode.eagle_layer import HeadAttention, HeadTensors, head_factory, kv_group_of
 
 __all__ = ["MtpHead", "load_mtp"]
@@ -56,7 +56,6 @@ class MtpHead(EagleHead):
     def __init__(self, layer: ModelConfig, tensors: HeadTensors, context: DrafterContext, *, is_deepseek: bool) -> None:
         """`layer`: sizes; `is_deepseek`: which of the two."""
         factory, size, eps = head_factory(context), layer.hidden_size, layer.rms_norm_eps
-        self._layer = layer
         self._is_deepseek = is_deepseek
         self._embedding_norm = factory.norm("embedding_norm", size, eps)
         self._hidden_norm = factory.norm("hidden_norm", size, eps)
@@ -69,28 +68,8 @@ class MtpHead(EagleHead):
         own_head = "head.weight" in tensors
         self._head = factory.linear("head", size, {"head": layer.vocab_size}) if own_head else None
         self._embed, self._target_logits = context.embed, context.compute_logits
-        self._fingerprint = f"mtp {tensors.digest}"
-        self._num_bytes = tensors.load(factory)
-
-    @property
-    def hidden_layers(self) -> tuple[int, ...]:
-        return (_FINAL_STATE,)
-
-    @property
-    def kv_group(self) -> DraftKVGroup:
-        return kv_group_of(self._layer)
-
-    @property
-    def column_ids(self) -> torch.Tensor | None:
-        return None
-
-    @property
-    def num_weight_bytes(self) -> int:
-        return self._num_bytes
-
-    @property
-    def fingerprint(self) -> str:
-        return self._fingerprint
+        needs = DrafterNeeds((_FINAL_STATE,), (kv_group_of(layer),), f"mtp {tensors.digest}")
+        super().__init__(HeadFacts(needs, tensors.load(factory)))
 
     def fuse(self, hidden_states: Mapping[int, torch.Tensor]) -> torch.Tensor:
         return hidden_states[_FINAL_STATE]

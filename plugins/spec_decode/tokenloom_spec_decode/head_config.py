@@ -1,0 +1,47 @@
+"""Settings that all drafters with a one-layer head share."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
+
+from tokenloom.errors import ConfigError
+from tokenloom.interfaces.contract import PluginChoice
+from tokenloom.interfaces.spec_decode import DrafterContext, SpecDecodeConfig
+from tokenloom.loader.sources import resolve_model
+from tokenloom_spec_decode.eagle_drafter import EagleDrafter, EagleHead
+
+__all__ = ["HeadConfig"]
+
+
+class HeadConfig(SpecDecodeConfig):
+    """Base of the Configs of drafters that are an `EagleDrafter` with a head of their own kind."""
+
+    source: str | None = Field(
+        default=None, description="Folder of the head, or hf:org/name; it must have been trained for this target."
+    )
+    tree_width: Annotated[int, Field(ge=1, le=32)] = Field(
+        default=1, description="Nodes that grow on at each depth of a draft tree, as many children each; 1 is a chain."
+    )
+    policy: PluginChoice = Field(description="How many tokens to propose: nodes of the tree.")
+
+    @property
+    @abstractmethod
+    def missing_source(self) -> str:
+        """What to say where no source is set: which plugin needs what, and where to name it."""
+
+    @abstractmethod
+    def load_head(self, folder: Path, context: DrafterContext) -> EagleHead:
+        """Reads the head in `folder`. Raises ModelError: there is none, or one for another target."""
+
+    def draft_policy(self) -> PluginChoice | None:
+        return self.policy
+
+    def build(self, context: DrafterContext) -> EagleDrafter:
+        if self.source is None:
+            raise ConfigError(f"{self.missing_source}; spec_decode=ngram needs none")
+        head = self.load_head(resolve_model(self.source), context)
+        return EagleDrafter(head, context, keeps_probs=self.verifier == "rejection", tree_width=self.tree_width)
