@@ -1,21 +1,31 @@
 # make demo   an environment, the default model, an answer
 # make test   every test
+# make gate   compiles every Triton kernel for cards that are not here; TRITON=3.6.0 does it by that version
 # make soak   two minutes of a server under twice the load that it sustains; needs a quiet machine
 # make check  ruff, mypy and the fast tests: before every commit
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-# One worker a core; the tests of a file stay together, as they share what is slow to make.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --dist loadfile
+# One worker a core; the tests of a file stay together, as they share what is slow to make. Files come in the order of
+# tests/conftest.py, else those with few tests come last, however long. Commands that tests start find compiled modules.
+PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --dist loadfile \
+	--no-loadscope-reorder
 
-.PHONY: demo test soak check lint install model clean
+.PHONY: demo test gate soak check lint install model clean
 
 demo: install
 	$(BIN)/tokenloom generate --chat "What is the capital of France?" max_tokens=48
 
 test: install model
 	$(PYTEST)
+
+# Another Triton lies in front of the environment's own.
+gate: install $(if $(TRITON),$(VENV)/triton-$(TRITON))
+	PYTHONPATH=$(if $(TRITON),$(VENV)/triton-$(TRITON)) $(BIN)/python benchmarks/triton_gate.py --quiet
+
+$(VENV)/triton-%:
+	$(BIN)/python -m pip install --quiet --no-deps --target $@ triton==$*
 
 # Requests are short, so that a minute has many. What else runs for a moment may spoil an attempt.
 soak: install model

@@ -1,6 +1,6 @@
 """Milliseconds that attention takes in one step of the default model's shape, by rows, new tokens and context.
 
-    OMP_NUM_THREADS=2 python benchmarks/attention_step.py --layers 30 --dtype bfloat16
+    OMP_NUM_THREADS=2 python benchmarks/attention_step.py [KEY=VALUE ...] --layers 30 --dtype bfloat16
 
 A step is `prepare` once, then `write_kv` and `forward` of every layer. Several steps run; the figure of a step is the
 sum of each layer's fastest time, which leaves out what other programs of the machine take. Contexts are ragged: the
@@ -16,6 +16,7 @@ import time
 import torch
 
 from tokenloom.interfaces.attention import AttentionBackend, AttentionBatch, AttentionContext, AttentionLayer
+from tokenloom.ops.huge_pages import zeroed_memory
 from tokenloom.plugins import default_registry
 
 CASES = ((64, 1, 256), (16, 1, 256), (1, 1, 256), (64, 1, 1024), (1, 1, 8192), (64, 4, 256), (1, 160, 160))
@@ -64,10 +65,11 @@ def measure(args: argparse.Namespace, rows: int, query_len: int, context: int) -
         max_model_len=max(batch.seq_lens_cpu),
         deterministic=args.deterministic,
     )
-    backend: AttentionBackend = default_registry().load_config_class("attention", args.attention)().build(facts)
+    config_class = default_registry().load_config_class("attention", args.attention)
+    backend: AttentionBackend = config_class(**dict(each.split("=", 1) for each in args.settings)).build(facts)
     spec = backend.kv_cache_spec(int(batch.block_table.max()) + 1)
     caches = [
-        [torch.randn(shape).to(kind) for shape, kind in zip(spec.shapes, spec.dtypes)] for _ in range(args.layers)
+        [filled(shape, kind) for shape, kind in zip(spec.shapes, spec.dtypes, strict=True)] for _ in range(args.layers)
     ]
     query = torch.randn(batch.num_tokens, args.num_heads, args.head_dim).to(dtype)
     key, value = torch.randn(2, batch.num_tokens, args.num_kv_heads, args.head_dim).to(dtype)
@@ -86,9 +88,18 @@ def measure(args: argparse.Namespace, rows: int, query_len: int, context: int) -
     return min(prepare_s) * 1e3, (min(prepare_s) + sum(layers_s)) * 1e3
 
 
+def filled(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """What a cache may hold, in pages as the engine's: codes of int8, their scales in float32, else keys and values."""
+    memory = zeroed_memory(torch.Size(shape).numel() * dtype.itemsize).view(dtype).view(shape)
+    if dtype == torch.int8:
+        return memory.random_(-127, 128)
+    return memory.copy_(torch.rand(shape) / 64 if len(shape) == 3 else torch.randn(shape))
+
+
 def main() -> None:
     """Parses the command line and prints one line per case."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("settings", nargs="*", metavar="KEY=VALUE", help="of the plugin, e.g. kv_dtype=int8")
     parser.add_argument("--attention", default="torch_sdpa")
     parser.add_argument("--case", nargs=3, type=int, action="append", metavar=("ROWS", "NEW", "CONTEXT"))
     parser.add_argument("--dtype", default="bfloat16", choices=("float32", "bfloat16", "float16"))

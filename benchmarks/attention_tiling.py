@@ -3,20 +3,17 @@
     OMP_NUM_THREADS=2 python benchmarks/attention_tiling.py
     python benchmarks/attention_tiling.py --tiled native_cpu --lengths 512 2048 8192 --output tiling.json
 
-One prompt of N tokens, one layer. Bytes are counted by formula, for a cache too small to hold scores: both read Q and
-write O once. Naive reads K and V once, and writes and reads N x N fp32 scores and as many weights for each head. Tiled
-keeps scores in the cache, and reads K and V up to the diagonal once for each tile of `--tile-rows` positions (the query
-heads of a KV head share the tile). Memory is the process's peak above what it held before, tensors and scratch; time is
-the fastest of `--rounds`. Tiling changes no answer: both are compared with fp64.
+One prompt of N tokens, one layer; `tokenloom experiment experiment=naive_or_tiled` does the same with whole models.
+Bytes are counted by the formulas of `tokenloom.bench.attention_traffic`. Memory is the process's peak above what it
+held before, tensors and scratch; time is the fastest of `--rounds`. Tiling changes no answer: both are compared with
+attention in fp64.
 
-Source: Dao et al., FlashAttention (2022), section 3.2 for the count; Dao, FlashAttention-2 (2023).
+Source: Dao, FlashAttention-2 (2023).
 """
 
 from __future__ import annotations
 
 import argparse
-import ctypes
-import gc
 import json
 import time
 from collections.abc import Iterator, Sequence
@@ -25,24 +22,16 @@ from pathlib import Path
 
 import torch
 
+from tokenloom.bench.attention_traffic import TILE_ROWS, AttentionShapes, bytes_in_tiles, bytes_with_scores
+from tokenloom.bench.peak_memory import PeakMemory
 from tokenloom.bench.provenance import provenance
 from tokenloom.interfaces.attention import AttentionBackend, AttentionBatch, AttentionContext, AttentionLayer
 from tokenloom.plugins import default_registry
 
-__all__ = ["Figure", "Shapes", "main", "measure", "naive_bytes", "tiled_bytes"]
+__all__ = ["Figure", "main", "measure"]
 
 _BLOCK_SIZE = 16
 _REFERENCE_ROWS = 256
-
-
-@dataclass(frozen=True, slots=True)
-class Shapes:
-    """Heads of the layer, and the bytes of an element of Q, K, V and O."""
-
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    item_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,33 +57,11 @@ class Figure:
     difference: float
 
 
-def naive_bytes(length: int, shapes: Shapes) -> int:
-    """Bytes that naive attention moves for a prompt."""
-    scores = 4 * shapes.num_heads * length * length
-    return _ends_bytes(length, shapes) + _pair_bytes(shapes) * length + 4 * scores
-
-
-def tiled_bytes(length: int, shapes: Shapes, tile_rows: int) -> int:
-    """Bytes that tiled attention moves for a prompt, in tiles of `tile_rows` query positions."""
-    seen = sum(min(length, first + tile_rows) for first in range(0, length, tile_rows))
-    return _ends_bytes(length, shapes) + _pair_bytes(shapes) * seen
-
-
-def _ends_bytes(length: int, shapes: Shapes) -> int:
-    """Q read and O written once."""
-    return 2 * length * shapes.num_heads * shapes.head_dim * shapes.item_bytes
-
-
-def _pair_bytes(shapes: Shapes) -> int:
-    """One token's K and V."""
-    return 2 * shapes.num_kv_heads * shapes.head_dim * shapes.item_bytes
-
-
 def measure(args: argparse.Namespace, length: int) -> Iterator[Figure]:
     """Runs both implementations on one random prompt; naive comes first."""
     device, dtype = torch.device(args.device), getattr(torch, args.dtype)
     num_heads, num_kv_heads, head_dim = args.heads
-    shapes = Shapes(num_heads, num_kv_heads, head_dim, dtype.itemsize)
+    shapes = AttentionShapes(num_heads, num_kv_heads, head_dim, dtype.itemsize)
     generator = torch.Generator().manual_seed(0)
     query, key, value = (
         torch.randn(length, heads, head_dim, generator=generator).to(device, dtype)
@@ -108,7 +75,9 @@ def measure(args: argparse.Namespace, length: int) -> Iterator[Figure]:
         peak_bytes, out = _peak(step, device)
         time_s = min(_time(step, device) for _ in range(args.rounds))
         naive_out = out if naive_out is None else naive_out
-        moved = naive_bytes(length, shapes) if name == "naive" else tiled_bytes(length, shapes, args.tile_rows)
+        moved = bytes_in_tiles(length, length, shapes, args.tile_rows)
+        if name == "naive":
+            moved = bytes_with_scores(length, length, shapes)
         error, difference = (float((out.double() - other).abs().max()) for other in (exact, naive_out.double()))
         yield Figure(name, length, moved, peak_bytes, time_s, error, difference)
 
@@ -184,26 +153,9 @@ def _time(step: _Step, device: torch.device) -> float:
 
 def _peak(step: _Step, device: torch.device) -> tuple[int | None, torch.Tensor]:
     """Bytes that a call needed at its worst moment beyond what was held before, its result included; the result."""
-    gc.collect()
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-        before = torch.cuda.memory_allocated(device)
-        out = step()
-        _wait(device)
-        return torch.cuda.max_memory_allocated(device) - before, out
-    clear, libc = Path("/proc/self/clear_refs"), ctypes.CDLL(None)
-    if not clear.exists() or not hasattr(libc, "malloc_trim"):
-        return None, step()
-    libc.malloc_trim(0)  # what earlier calls freed is no longer resident
-    clear.write_text("5")  # the highest mark becomes what is resident now
-    before = _status_bytes("VmRSS")
+    peak = PeakMemory(device)
     out = step()
-    return _status_bytes("VmHWM") - before, out
-
-
-def _status_bytes(field: str) -> int:
-    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:"))
+    return peak.read_bytes(), out
 
 
 def _wait(device: torch.device) -> None:
@@ -227,7 +179,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--heads", type=int, nargs=3, default=(8, 2, 64), metavar=("QUERIES", "KEYS", "SIZE"))
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16", "float16"))
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--tile-rows", type=int, default=64, help="query positions of a tile, for the formula")
+    parser.add_argument("--tile-rows", type=int, default=TILE_ROWS, help="query positions of a tile, for the formula")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--output", help="file for the figures as JSON")
     args = parser.parse_args(argv)

@@ -1,12 +1,14 @@
 """tokenloom beside other engines on this machine: the same model, token ids and lengths, in turn, ratios with spread.
 
-    python benchmarks/cpu_peers.py mixed64.json single.json --cold prefix32.json \\
+    python benchmarks/cpu_peers.py mixed64.json single.json --cold prefix32.json --start single.json --quality 20000 \\
         --tokenloom "bf16: model.dtype=bfloat16" --vllm VLLM_ENV/bin/python --openvino OV_ENV/bin/python
 
 Every engine runs in an interpreter of its own (that of its virtual environment) and sleeps while another is measured.
 Each first runs every workload once untimed: that warms it up, and its greedy tokens are compared with those of the
 first tokenloom variant. Then every repetition runs all engines in turn. Wall times are those of the whole workload, all
 requests at once. Workloads of `--cold` share prefixes: prefix caches are on and empty; for the others they are off.
+`--start` times fresh processes, from the spawn to the first token of the first request's prompt. `--quality` puts the
+share of positions at which an engine's likeliest token is that of fp32, and the ratio of perplexities, beside speed.
 Leave the machine alone meanwhile. Results go to OUTPUT.json and OUTPUT.md.
 """
 
@@ -25,6 +27,9 @@ from statistics import median
 from typing import Any
 
 from peer_process import Answer, PeerProcess, PeerSpec
+from peer_quality import judge, text_windows
+from peer_start import measure_starts
+from peer_tables import quality_table, start_table, workload_table
 from repetitions import spread
 
 from tokenloom.bench.provenance import provenance
@@ -33,23 +38,33 @@ from tokenloom.loader.sources import resolve_model
 
 Items = list[dict[str, Any]]
 
+WINDOW_TOKENS = 1024
+"""Of text that is judged at a time."""
+REFERENCE = ("model.dtype=float32", "quant=none", "attention=torch_sdpa", "engine.operations=torch")
+"""What all engines are compared with: tokenloom without any rounding of its own."""
+
 
 def main() -> int:
     args = parse_arguments()
     specs = peer_specs(args)
     with tempfile.TemporaryDirectory() as scratch:
         settings = engine_settings(args, Path(scratch))
+        quality = None if args.quality is None else guard(args, specs, settings)
+        start = None if args.start is None else starts(args, specs, settings)
         runs = [
             measure(path, specs, {**settings, "prefix_caching": is_cold}, args.repetitions)
             for is_cold, paths in ((False, args.workloads), (True, args.cold))
             for path in paths
         ]
-    result = {"workloads": runs, "engines": [asdict(spec) for spec in specs], "provenance": provenance()}
+    result: dict[str, Any] = {"workloads": runs, "start": start, "quality": quality}
+    result |= {"engines": [asdict(spec) for spec in specs], "provenance": provenance()}
     args.output.parent.mkdir(parents=True, exist_ok=True)
     args.output.with_suffix(".json").write_text(json.dumps(without_paths(result), indent=1) + "\n", encoding="utf-8")
-    table = "\n\n".join(markdown(run) for run in runs) + "\n"
-    args.output.with_suffix(".md").write_text(table, encoding="utf-8")
-    print(table)
+    tables = [workload_table(run, quality) for run in runs]
+    tables += [] if start is None else [start_table(start)]
+    tables += [] if quality is None else [quality_table(quality)]
+    args.output.with_suffix(".md").write_text("\n\n".join(tables) + "\n", encoding="utf-8")
+    print("\n\n".join(tables))
     return 0
 
 
@@ -62,16 +77,21 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("--vllm", metavar="PYTHON")
     parser.add_argument("--openvino", metavar="PYTHON", help="measured with its defaults, and exact")
+    parser.add_argument("--openvino-model", metavar="FOLDER", help="also with a model that it has converted before")
     parser.add_argument("--transformers", metavar="PYTHON", nargs="?", const=sys.executable)
     parser.add_argument("--ort", nargs=2, metavar=("PYTHON", "ONNX_FOLDER"))
     parser.add_argument("--llama-server", nargs="+", metavar=("BINARY", "OPTION"))
     parser.add_argument("--model", default="default", help="a GGUF file, as model= names it")
+    parser.add_argument("--folder", type=Path, help="the same as `tokenloom export` wrote it; made anew if left out")
     parser.add_argument("--max-model-len", type=int, default=2048)
     parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument("--start", type=Path, metavar="WORKLOAD", help="time starts of a process, too")
+    parser.add_argument("--quality", type=int, metavar="TOKENS", help="compare with fp32 on so much text, too")
+    parser.add_argument("--quality-every", type=int, default=8, help="for engines asked position by position")
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "cpu_peers")
     args = parser.parse_args()
-    if not args.workloads and not args.cold:
-        parser.error("name at least one workload")
+    if not (args.workloads or args.cold or args.start or args.quality):
+        parser.error("name at least one workload, or --start, or --quality")
     return args
 
 
@@ -86,6 +106,9 @@ def peer_specs(args: argparse.Namespace) -> list[PeerSpec]:
     if args.openvino:
         specs.append(PeerSpec("OpenVINO GenAI exact", "openvino", args.openvino, ("exact",)))
         specs.append(PeerSpec("OpenVINO GenAI", "openvino", args.openvino))
+    if args.openvino and args.openvino_model:
+        extra = (f"model={args.openvino_model}",)
+        specs.append(PeerSpec("OpenVINO GenAI, converted before", "openvino", args.openvino, extra))
     if args.ort:
         specs.append(PeerSpec("ONNX Runtime GenAI", "ort", args.ort[0], (args.ort[1],)))
     if args.llama_server:
@@ -96,20 +119,35 @@ def peer_specs(args: argparse.Namespace) -> list[PeerSpec]:
 
 
 def engine_settings(args: argparse.Namespace, scratch: Path) -> dict[str, Any]:
-    """The model both as a GGUF file and as a folder in bf16, for engines that read only one of them."""
-    folder = scratch / "model"
-    command = [str(Path(sys.executable).with_name("tokenloom")), "export", str(folder), f"model={args.model}"]
-    subprocess.run([*command, "dtype=bfloat16"], check=True, stdout=sys.stderr)
+    """The model as a GGUF file and, for engines that do not read such, as a folder in bf16."""
+    folder: Path = args.folder or scratch / "model"
+    if args.folder is None and (args.vllm or args.transformers):
+        command = [str(Path(sys.executable).with_name("tokenloom")), "export", str(folder), f"model={args.model}"]
+        subprocess.run([*command, "dtype=bfloat16"], check=True, stdout=sys.stderr)
     return {
         "gguf": str(resolve_model(args.model)),
         "folder": str(folder.resolve()),
         "max_model_len": args.max_model_len,
         "max_num_seqs": 64,
         "max_num_batched_tokens": 2048,
+        "score_every": args.quality_every,
     }
 
 
 # ---- measuring ----
+
+
+def guard(args: argparse.Namespace, specs: Sequence[PeerSpec], settings: dict[str, Any]) -> dict[str, Any]:
+    """What each engine's precision takes from the model."""
+    windows = text_windows(Path(settings["gguf"]), args.quality, min(WINDOW_TOKENS, args.max_model_len - 1))
+    reference = PeerSpec("tokenloom fp32", "tokenloom", sys.executable, REFERENCE)
+    return judge(reference, specs, {**settings, "prefix_caching": True}, windows, say)
+
+
+def starts(args: argparse.Namespace, specs: Sequence[PeerSpec], settings: dict[str, Any]) -> dict[str, Any]:
+    """From the spawn of each engine's process to its first token."""
+    item = read_workload(args.start)[0].model_dump()
+    return measure_starts(specs, {**settings, "prefix_caching": False}, item, args.repetitions, say)
 
 
 def measure(path: Path, specs: Sequence[PeerSpec], settings: dict[str, Any], repetitions: int) -> dict[str, Any]:
@@ -171,23 +209,6 @@ def equal_leading_share(expected: Answer, found: Answer) -> float:
 
 
 # ---- reporting ----
-
-
-def markdown(run: dict[str, Any]) -> str:
-    lines = [
-        f"### {run['workload']}: {run['num_requests']} requests, {run['num_output_tokens']} output tokens",
-        "",
-        "| engine | version | load, s | wall, s | output tokens/s | equal leading tokens | first row is faster by |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for row in run["rows"]:
-        ratio = row["speed_ratio"]
-        lines.append(
-            f"| {row['label']} | {row['engine']} | {row['load_s']:.1f} | {median(row['wall_s']):.2f} | "
-            f"{row['output_tok_s']:.1f} | {row['equal_leading_tokens']:.1%} | "
-            f"{ratio['median']:.2f} ({ratio['min']:.2f} .. {ratio['max']:.2f}) |"
-        )
-    return "\n".join(lines)
 
 
 def without_paths(result: dict[str, Any]) -> dict[str, Any]:

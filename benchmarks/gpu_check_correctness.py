@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
 from typing import Any, Literal
@@ -73,7 +73,7 @@ def attention_checks(
         device: where.
         kind: (dtype, head_dim).
         kv_dtypes: of the cache of triton_paged.
-        layers: sorts of layers; with more than plain ones, trees are tried as well.
+        layers: sorts of layers, those with a soft cap with sinks; with more than plain ones, trees are tried as well.
     """
     dtype, head_dim = kind
     shape = Shape(8, 2, head_dim=head_dim, block_size=16, dtype=dtype, device=device)
@@ -88,7 +88,8 @@ def _attend(config: AttentionConfig, shape: Shape, layers: tuple[LayerKind, ...]
     as_stored = _unchanged if stored is None else partial(_rounded, stored)
     for window, soft_cap in layers:
         pool = Pool(config.build(shape.context()), shape, 400, as_stored=as_stored)
-        layer = layer_of(shape, window, soft_cap)
+        sinks = torch.linspace(-2.0, 3.0, shape.num_heads, device=shape.device) if soft_cap is not None else None
+        layer = replace(layer_of(shape, window, soft_cap), sinks=sinks)
         pool.check(mixed_works(pool), layer, num_padding=2)
         pool.check([Work(pool.paged(1025, 1024), 1), Work(pool.paged(520, 519), 1)], layer)
         if layers != ((None, None),):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
-__all__ = ["Answer", "PeerProcess", "PeerSpec"]
+__all__ = ["Answer", "PeerProcess", "PeerSpec", "Place"]
 
 _WORKERS = Path(__file__).parent / "peers"
 _END_TIMEOUT_S = 30.0
@@ -34,6 +34,18 @@ class Answer:
 
     wall_s: float
     token_ids: list[list[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One position of a window of text, the likeliest token there, and the log-probability of the one that is there.
+
+    None stands for what the engine did not tell.
+    """
+
+    position: int
+    likeliest: int | None
+    logprob: float | None
 
 
 @final
@@ -68,14 +80,19 @@ class PeerProcess:
         if not self._can_reset and self.num_starts > 0:
             self.close()
             self._start()
-            self._ask(warm_up)
-        answer = self._ask(items)
+            self._ask({"items": list(warm_up)})
+        answer = self._ask({"items": list(items)})
         return Answer(answer["wall_s"], answer["token_ids"])
 
-    def _ask(self, items: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    def score(self, windows: Sequence[Sequence[int]]) -> list[list[Place]]:
+        """What the engine says of given text, see `peers/peer_worker.py`; empty where it says nothing."""
+        told = self._ask({"windows": [list(ids) for ids in windows]})["scores"]
+        return [[Place(*place) for place in places] for places in told]
+
+    def _ask(self, question: dict[str, Any]) -> dict[str, Any]:
         assert self._child.stdin is not None
         self._signal(signal.SIGCONT)
-        self._child.stdin.write(json.dumps(list(items)) + "\n")
+        self._child.stdin.write(json.dumps(question) + "\n")
         self._child.stdin.flush()
         answer = self._read()
         self._signal(signal.SIGSTOP)

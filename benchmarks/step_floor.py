@@ -2,12 +2,16 @@
 
     python benchmarks/step_floor.py [KEY=VALUE ...] [--rows 1 8 64] [--context 256] [--output floor.json]
         [--plot floor.png]
+    python benchmarks/step_floor.py --rows 1 2 4 8 16 32 64 128 --context 256 512 1024 2048 4096 8192 --steps 16 \\
+        --plot steps.png model.dtype=bfloat16
 
 The floor of a step is the sum over its operations of max(bytes / bandwidth, operations / rate). Bandwidth is the best
 that this machine reads large tensors with; rate is the best of any product at these rows, torch's or native, its
 weights in the caches. Both are measured in the same run with the same threads. Bytes are those of weights and of the
-KV cache in the model's dtype; norms and the like count none, so the floor is lower than what can be reached. Several
-contexts are measured one by one; --plot draws step times over the bytes that steps read.
+KV cache in the model's dtype; norms and the like count none, so the floor is lower than what can be reached.
+
+Several contexts share a prefix cache, so that a longer one only computes what it adds; rows share nothing. Points of
+more than --max-tokens in all are left out. --plot draws step times over the bytes that steps read, with a fit to them.
 KEY=VALUE are settings of the engine. Needs an otherwise idle machine.
 """
 
@@ -26,13 +30,15 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from step_fit import draw, fit_steps
 
 from tokenloom import LLM, SamplingParams
-from tokenloom.bench.plot_file import blank_figure
 from tokenloom.bench.provenance import provenance
 from tokenloom.loader.checkpoint import open_checkpoint
 
 _READ_BYTES = 256 << 20
+_FIT_POINTS = 3
+"""A fit has as many factors, so it says something about more points only."""
 _SHAPES = ((576, 3072), (1024, 1024), (1536, 576), (2048, 2048))
 """(inputs, outputs) of the products that look for the best rate; their weights fit into common caches."""
 
@@ -57,27 +63,34 @@ def main() -> None:
         "--context", type=int, nargs="+", default=[256], help="tokens of each request, in the middle of its steps"
     )
     parser.add_argument("--steps", type=int, default=48, help="decode steps that are timed at each number of rows")
+    parser.add_argument("--max-tokens", type=int, default=32768, help="the most tokens of all rows together")
     parser.add_argument("--output", type=Path)
     parser.add_argument("--plot", type=Path)
     args = parser.parse_args()
     if min(args.context) <= args.steps:
         parser.error(f"--context {min(args.context)} must be more than --steps {args.steps}")
-    with LLM(overrides=["cache=none", f"scheduler.max_num_seqs={max(args.rows)}", *args.overrides]) as llm:
+    points = [(rows, context) for context in args.context for rows in args.rows if rows * context <= args.max_tokens]
+    cache = "hash" if len(args.context) > 1 else "none"
+    with LLM(overrides=[f"cache={cache}", f"scheduler.max_num_seqs={max(args.rows)}", *args.overrides]) as llm:
         bytes_per_s = best_bandwidth()
-        found = [measure(llm, rows, context, args.steps, bytes_per_s) for rows in args.rows for context in args.context]
-        result = {"bytes_per_s": bytes_per_s, "rows": found, "config": llm.config.to_dict()}
+        rates = {rows: best_rate(rows) for rows in args.rows}
+        found = [measure(llm, rows, context, args.steps, bytes_per_s, rates[rows]) for rows, context in points]
+        result: dict[str, Any] = {"bytes_per_s": bytes_per_s, "rows": found, "config": llm.config.to_dict()}
     report(found, bytes_per_s)
+    fit = fit_steps(found) if len(found) > _FIT_POINTS else None
+    if fit is not None:
+        print(fit)
+        result["fit"] = asdict(fit)
     if args.plot is not None:
-        draw(found, args.plot)
+        draw(found, fit, args.plot)
     if args.output is not None:
         text = json.dumps({**result, "provenance": provenance()}, indent=1)
         args.output.write_text(text + "\n", encoding="utf-8")
 
 
-def measure(llm: LLM, rows: int, context: int, num_steps: int, bytes_per_s: float) -> dict[str, Any]:
+def measure(llm: LLM, rows: int, context: int, num_steps: int, bytes_per_s: float, rate: float) -> dict[str, Any]:
     """The step's time, and its operations with their floors."""
     step_s = decode_step_s(llm, rows, context, num_steps)
-    rate = best_rate(rows)
     operations = [
         asdict(operation) | {"floor_s": operation.floor_s(bytes_per_s, rate)} for operation in work(llm, rows, context)
     ]
@@ -116,11 +129,17 @@ def work(llm: LLM, rows: int, context: int) -> list[Operation]:
 
 
 def decode_step_s(llm: LLM, rows: int, context: int, num_steps: int) -> float:
-    """Median seconds of a step in which every request decodes a token, its own length `context` in the middle."""
-    draw = random.Random(rows)
-    prompts = [
-        [draw.randrange(3, llm.engine.limits.vocab_size) for _ in range(context - num_steps // 2)] for _ in range(rows)
-    ]
+    """Median seconds of a step in which every request decodes a token, its own length `context` in the middle.
+
+    A context as long as the model allows ends there.
+    """
+    limits = llm.engine.limits
+    length = min(context - num_steps // 2, limits.max_model_len - num_steps - 1)
+    prompts = []
+    for row in range(rows):
+        # Of the row alone, so that a longer context begins with the shorter one.
+        draw = random.Random(row)
+        prompts.append([draw.randrange(3, limits.vocab_size) for _ in range(length)])
     ends: list[tuple[int, float]] = []
     params = SamplingParams(temperature=0.0, max_tokens=num_steps + 1, ignore_eos=True)
     llm.generate(
@@ -175,19 +194,6 @@ def best_s(call: Callable[[], object], repeats: int) -> float:
             call()
             fastest = min(fastest, time.perf_counter() - start_s)
     return fastest
-
-
-def draw(found: list[dict[str, Any]], path: Path) -> None:
-    """Step times over the bytes that must be read, a line for each number of rows."""
-    page = blank_figure(6.4, 4.8)
-    panel = page.subplots()
-    for rows in dict.fromkeys(entry["rows"] for entry in found):
-        own = [entry for entry in found if entry["rows"] == rows]
-        megabytes = [sum(operation["num_bytes"] for operation in entry["operations"]) / 1e6 for entry in own]
-        panel.plot(megabytes, [1e3 * entry["step_s"] for entry in own], marker="o", label=f"{rows} rows")
-    panel.set(xlabel="MB read by a step", ylabel="ms of a step", xscale="log", yscale="log")
-    panel.legend(fontsize="x-small")
-    page.savefig(path)
 
 
 def report(found: list[dict[str, Any]], bytes_per_s: float) -> None:

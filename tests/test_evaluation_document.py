@@ -14,7 +14,7 @@ from tokenloom.cli import main
 from tokenloom.cli.eval_settings import EvalCompareSettings
 
 DOCUMENT = (Path(__file__).parent.parent / "docs" / "evaluation.md").read_text(encoding="utf-8")
-COMMANDS = [line for line in DOCUMENT.splitlines() if line.startswith("tokenloom ")]
+COMMANDS = [line for line in DOCUMENT.splitlines() if line.startswith("tokenloom eval")]
 SMALL = ("window=40", "num_windows=2", "cache.num_blocks=64", "engine.num_threads=1")
 QUESTION = re.search(r"```json\n(.*)\n```", DOCUMENT)
 

@@ -10,12 +10,16 @@ from pathlib import Path
 
 import pytest
 
+from tests.shown_commands import run_shown
 from tokenloom.loader.hub_source import HubSpec
 
 ROOT = Path(__file__).resolve().parent.parent
 TEXT = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```bash\n(.*?)^```$", TEXT, re.DOTALL | re.MULTILINE)
 NEEDS_NETWORK = [block for block in BLOCKS if "hf:" in block]
+RUNNABLE = [block for block in BLOCKS if block not in NEEDS_NETWORK]
+SCRIPTS = [block for block in RUNNABLE if re.search(r"^(?!tokenloom |#|$)", block, re.MULTILINE)]
+"""What takes a shell: variables, other programs."""
 
 
 def test_every_block_is_checked_here() -> None:
@@ -24,8 +28,17 @@ def test_every_block_is_checked_here() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("block", [block for block in BLOCKS if block not in NEEDS_NETWORK])
-def test_commands_run(block: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("block", [block for block in RUNNABLE if block not in SCRIPTS])
+def test_commands_run(
+    block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run_shown(block, capsys)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block", SCRIPTS)
+def test_scripts_run(block: str, tmp_path: Path) -> None:
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", block],

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.shown_commands import run_shown
 from tokenloom.plugins import default_registry
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -60,8 +61,17 @@ def test_every_block_is_of_a_language_that_is_checked() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("block", [block for block in SHELL if programs(block) <= RUNNABLE])
-def test_commands_run(block: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("block", [block for block in SHELL if programs(block) == {"tokenloom"}])
+def test_commands_run(
+    block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run_shown(block, capsys)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block", [block for block in SHELL if {"tokenloom"} < programs(block) <= RUNNABLE])
+def test_shell_scripts_run(block: str, tmp_path: Path) -> None:
     done = run(["bash", "-euo", "pipefail", "-c", block], tmp_path)
     assert done.returncode == 0, f"{block}\n{done.stdout}\n{done.stderr}"
     assert done.stdout.strip(), f"{block}\nprinted nothing"

@@ -53,7 +53,7 @@ def test_each_command_runs(command: str, folder: Path, tiny_folder: Path, capsys
 
 def test_the_drafters_that_it_names_exist() -> None:
     listed = re.findall(r"^\| `(\w+)` \|", DOCUMENT, re.MULTILINE)
-    known = {"ngram", "suffix", "synthetic"}
+    known = {"ngram", "suffix", "self_spec", "synthetic"}
     assert known <= set(listed)
     assert known <= set(default_registry().names("spec_decode"))
 

@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypedDict
 
-__all__ = ["Item", "Peer", "Settings", "serve"]
+__all__ = ["Item", "Peer", "Score", "Settings", "serve"]
 
 
 class Item(TypedDict):
@@ -33,8 +33,21 @@ class Settings(NamedTuple):
     max_num_seqs: int
     max_num_batched_tokens: int
     prefix_caching: bool
+    score_every: int
+    """`Peer.score` of an engine that must be asked place by place looks at each so-manieth only."""
     extra: list[str]
     """Settings of this engine alone, as the command line gave them."""
+
+
+class Score(NamedTuple):
+    """What an engine says of one place of a given text."""
+
+    position: int
+    """In its window; at least 1, as nothing stands before the first token."""
+    likeliest: int | None
+    """The token that greedy decoding would put there; None where the engine was not asked."""
+    logprob: float | None
+    """Log-probability of the token that is there, natural; None where the engine does not tell."""
 
 
 class Peer(ABC):
@@ -55,9 +68,20 @@ class Peer(ABC):
     def reset(self) -> bool:
         """Empties the prefix cache. False where the engine cannot: it is then started anew for each cold run."""
 
+    def score(self, windows: list[list[int]]) -> list[list[Score]]:
+        """Judges given text (teacher forcing). An engine whose interface does not let it returns nothing.
+
+        Args:
+            windows: token ids; the first of each is context only.
+
+        Returns:
+            The places of each window, in order.
+        """
+        return [[] for _ in windows]
+
 
 def serve(load: Callable[[Settings], Peer]) -> None:
-    """Loads the engine, says so, then runs one workload per line of stdin until that ends."""
+    """Loads the engine, says so, then does what each line of stdin asks for, until that ends."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     start_s = time.perf_counter()
@@ -66,9 +90,14 @@ def serve(load: Callable[[Settings], Peer]) -> None:
     loaded |= {"load_s": time.perf_counter() - start_s, "can_reset": peer.reset()}
     print(json.dumps(loaded), file=answers, flush=True)
     for line in sys.stdin:
-        items = json.loads(line)
-        peer.reset()
-        start_s = time.perf_counter()
-        token_ids = peer.run(items)
-        wall_s = time.perf_counter() - start_s
-        print(json.dumps({"wall_s": wall_s, "token_ids": token_ids}), file=answers, flush=True)
+        print(json.dumps(_answer(peer, json.loads(line))), file=answers, flush=True)
+
+
+def _answer(peer: Peer, asked: dict[str, Any]) -> dict[str, Any]:
+    """{"items": a workload} runs it, {"windows": token ids} judges text."""
+    if "windows" in asked:
+        return {"scores": peer.score(asked["windows"])}
+    peer.reset()
+    start_s = time.perf_counter()
+    token_ids = peer.run(asked["items"])
+    return {"wall_s": time.perf_counter() - start_s, "token_ids": token_ids}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from peer_worker import Item, Peer, Settings, serve
+from peer_worker import Item, Peer, Score, Settings, serve
 
 BATCH_SIZE = 32
 
@@ -40,6 +40,18 @@ class Transformers(Peer):
                 ids, attention_mask=mask, max_new_tokens=count, min_new_tokens=count, do_sample=False, pad_token_id=0
             )
         return [row[longest : longest + item["max_tokens"]].tolist() for row, item in zip(made, items)]
+
+    def score(self, windows: list[list[int]]) -> list[list[Score]]:
+        return [self._score_one(ids) for ids in windows]
+
+    def _score_one(self, ids: list[int]) -> list[Score]:
+        torch = self._torch
+        with torch.inference_mode():
+            logits = self._model(torch.tensor([ids])).logits[0, :-1].float()  # [T - 1, V]
+            logprobs = logits.log_softmax(dim=-1)
+        likeliest = logprobs.argmax(dim=-1).tolist()
+        told = logprobs.gather(1, torch.tensor(ids[1:]).unsqueeze(1)).squeeze(1).tolist()
+        return [Score(at, *place) for at, place in enumerate(zip(likeliest, told), start=1)]
 
     def reset(self) -> bool:
         return True

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
-from peer_worker import Item, Peer, Settings, serve
+from peer_worker import Item, Peer, Score, Settings, serve
 
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "3")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
@@ -38,6 +39,19 @@ class Vllm(Peer):
         prompts = [{"prompt_token_ids": item["prompt"]} for item in items]
         outputs = self._llm.generate(prompts, params, use_tqdm=False)
         return [list(output.outputs[0].token_ids) for output in outputs]
+
+    def score(self, windows: list[list[int]]) -> list[list[Score]]:
+        params = self._params(max_tokens=1, temperature=0, prompt_logprobs=1, detokenize=False)
+        outputs = self._llm.generate([{"prompt_token_ids": ids} for ids in windows], params, use_tqdm=False)
+        return [
+            [self._score(at, place, ids[at]) for at, place in enumerate(output.prompt_logprobs) if at > 0]
+            for ids, output in zip(windows, outputs)
+        ]
+
+    @staticmethod
+    def _score(at: int, place: dict[int, Any], token_id: int) -> Score:
+        """`place` holds the likeliest token and the one that is there, each with its rank."""
+        return Score(at, min(place, key=lambda each: place[each].rank), place[token_id].logprob)
 
     def reset(self) -> bool:
         self._llm.reset_prefix_cache()

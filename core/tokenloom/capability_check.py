@@ -58,7 +58,7 @@ def capability_check(
         for rule in _rules(plugin, config, traits, is_importable):
             if not rule.accepts(plugin.info.capabilities):
                 reasons.append(f"{plugin.label} {rule.complaint}{_alternatives(plugin, rule, registry)}")
-        reasons += _unmet_needs(plugin, chosen, registry)
+        reasons += _unmet_needs(plugin, chosen, registry, traits.device)
     mode, cache = _preempt_mode(config), config.cache.config
     assert isinstance(cache, CacheConfig), f"cache={config.cache.name} has a Config of type {type(cache).__name__}"
     if mode != "recompute" and cache.host_memory_bytes == 0:
@@ -97,11 +97,12 @@ def _rules(
     if kind == "attention":
         yield from _attention_rules(can, config, facts)
     if kind == "executor" and config.engine.pipeline_depth > 1:
-        yield _flag_rule("async_launch", f"engine.pipeline_depth={config.engine.pipeline_depth}")
+        yield _flag_rule("async_launch", f"engine.pipeline_depth={config.engine.pipeline_depth}", facts.device)
     if kind == "executor" and _preempt_mode(config) != "recompute":
-        yield _flag_rule("swap", f"scheduler.preempt_mode={_preempt_mode(config)}")
+        yield _flag_rule("swap", f"scheduler.preempt_mode={_preempt_mode(config)}", facts.device)
     if kind in _NUMERIC_KINDS and config.engine.deterministic and facts.dtype != "float32":
-        yield _flag_rule("deterministic", f"engine.deterministic=true in {facts.dtype} (float32 needs no flag)")
+        why = f"engine.deterministic=true in {facts.dtype} on {facts.device} (float32 needs no flag)"
+        yield _flag_rule("deterministic", why, facts.device)
 
 
 def _preempt_mode(config: EngineConfig) -> str:
@@ -113,9 +114,11 @@ def _preempt_mode(config: EngineConfig) -> str:
 def _attention_rules(can: Capabilities, config: EngineConfig, facts: ModelTraits) -> Iterator[_Rule]:
     yield _member_rule("head_dim", facts.head_dim, can.head_dims, lambda c: c.head_dims)
     if facts.has_window:
-        yield _flag_rule("sliding_window", "this model has sliding-window layers")
+        yield _flag_rule("sliding_window", "this model has sliding-window layers", facts.device)
     if facts.has_soft_cap:
-        yield _flag_rule("soft_cap", "this model caps its attention scores")
+        yield _flag_rule("soft_cap", "this model caps its attention scores", facts.device)
+    if facts.has_sinks:
+        yield _flag_rule("sinks", "this model has attention sinks", facts.device)
     cache = config.cache.config
     assert isinstance(cache, CacheConfig), f"cache={config.cache.name} has a Config of type {type(cache).__name__}"
     size = cache.block_size
@@ -139,8 +142,8 @@ def _member_rule(
     return _Rule(accepts, f"needs {word} in ({listed}), got {value}")
 
 
-def _flag_rule(flag: str, why: str) -> _Rule:
-    return _Rule(lambda c: flag in c.flags, f"lacks the ability {flag}, but {why}")
+def _flag_rule(flag: str, why: str, device: str) -> _Rule:
+    return _Rule(lambda c: c.has_flag(flag, device), f"lacks the ability {flag}, but {why}")
 
 
 def _alternatives(plugin: RegisteredPlugin, rule: _Rule, registry: Registry) -> str:
@@ -152,14 +155,16 @@ def _alternatives(plugin: RegisteredPlugin, rule: _Rule, registry: Registry) -> 
     return f"; try {' or '.join(sorted(fitting)[:_MOST_SUGGESTIONS])}"
 
 
-def _unmet_needs(plugin: RegisteredPlugin, chosen: dict[str, RegisteredPlugin], registry: Registry) -> Iterator[str]:
+def _unmet_needs(
+    plugin: RegisteredPlugin, chosen: dict[str, RegisteredPlugin], registry: Registry, device: str
+) -> Iterator[str]:
     """Abilities that this plugin asks of the others."""
     for kind, flags in plugin.info.capabilities.needs.items():
         other = chosen.get(kind)
         for flag in flags:
             if other is None:
                 yield f"{plugin.label} needs a {kind} plugin with the ability {flag}, but none is chosen"
-            elif flag not in other.info.capabilities.flags:
-                rule = _flag_rule(flag, "")
+            elif not other.info.capabilities.has_flag(flag, device):
+                rule = _flag_rule(flag, "", device)
                 remedy = _alternatives(other, rule, registry)
                 yield f"{plugin.label} needs the ability {flag} of {kind}, which {other.label} lacks{remedy}"

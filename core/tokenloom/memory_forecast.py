@@ -10,6 +10,7 @@ import torch
 
 from tokenloom.capability_check import capability_check
 from tokenloom.checkpoint.base import Checkpoint
+from tokenloom.checkpoint.kv_scale_names import is_kv_scale
 from tokenloom.engine_config import EngineConfig
 from tokenloom.errors import CapabilityError, ConfigError
 from tokenloom.executors.activation_memory import activation_peak_bytes, workspace_bytes
@@ -20,6 +21,7 @@ from tokenloom.executors.device_choice import (
     choose_max_model_len,
     choose_ops,
 )
+from tokenloom.executors.drafting import Drafting, DraftTarget, build_drafting
 from tokenloom.executors.kv_memory import kv_groups
 from tokenloom.executors.model_contexts import attention_context, model_traits
 from tokenloom.interfaces.attention import AttentionConfig
@@ -99,7 +101,8 @@ class Batch:
 
 
 def forecast_memory(config: EngineConfig, checkpoint: Checkpoint, memory_bytes: int | None) -> MemoryForecast:
-    """Works out what `executor=local` would allocate. Reads no weights but, if quantized, one layer of each shape.
+    """Works out what `executor=local` would allocate. Of the model no weights are read but, if quantized, one layer of
+    each shape; a drafter's own, which are few, are loaded.
 
     Args:
         config: of the engine.
@@ -108,17 +111,11 @@ def forecast_memory(config: EngineConfig, checkpoint: Checkpoint, memory_bytes: 
 
     Raises:
         CapabilityError: the combination cannot run.
-        ConfigError: executor is not local, or a drafter brings weights of its own.
+        ConfigError, ModelError: executor is not local, or the drafter cannot be built.
         OutOfMemoryError: it does not fit, with the breakdown.
     """
     if config.executor.name != "local":
         raise ConfigError(f"executor={config.executor.name}: a memory plan is one of executor=local")
-    drafter = config.spec_decode.name
-    if "draft_weights" in default_registry().get("spec_decode", drafter).info.capabilities.flags:
-        raise ConfigError(
-            f"spec_decode={drafter} loads weights of its own, which a memory plan cannot tell before they are loaded; "
-            "plan with spec_decode=none and leave room for them, or start the engine, which tells its memory with -v"
-        )
     model_config = checkpoint.config
     device = choose_device(config.model)
     dtype = choose_dtype(config.model, model_config, device)
@@ -128,16 +125,28 @@ def forecast_memory(config: EngineConfig, checkpoint: Checkpoint, memory_bytes: 
     max_model_len = choose_max_model_len(config.model, model_config)
     cache = cast(CacheConfig, config.cache.config)
     model, weights = _outline(config, checkpoint, dtype, max_model_len)
-    context = attention_context(config, model_config, device, dtype, max_model_len)
-    groups = kv_groups(model.attention_layers(), cast(AttentionConfig, config.attention.config).build(context))
+    device_bytes = available_bytes(device) if memory_bytes is None else memory_bytes
+    ops = choose_ops(config.engine, device, dtype)
+    target = DraftTarget(model, model_config, device, dtype, max_model_len, checkpoint.path, ops, is_outline=True)
+    drafting = _drafting(config, target)
+    weights += drafting.drafter.num_weight_bytes
     budget = MemoryBudget(
         weights=weights,
-        activation_peak=activation_peak_bytes(config, model_config, dtype),
+        activation_peak=activation_peak_bytes(config, model_config, dtype, len(drafting.drafter.needs().hidden_layers)),
         workspace=workspace_bytes(cast(SchedulerConfig, config.scheduler.config), max_model_len),
-        available=(available_bytes(device) if memory_bytes is None else memory_bytes) - weights,
+        available=device_bytes - weights,
     )
-    plan = plan_memory(budget, groups, cache.block_size, cache.memory_fraction, cache.num_blocks)
-    return MemoryForecast(str(device), str(dtype).removeprefix("torch."), max_model_len, plan, groups, cache.block_size)
+    plan = plan_memory(budget, drafting.groups, cache.block_size, cache.memory_fraction, cache.num_blocks)
+    dtype_name = str(dtype).removeprefix("torch.")
+    return MemoryForecast(str(device), dtype_name, max_model_len, plan, drafting.groups, cache.block_size)
+
+
+def _drafting(config: EngineConfig, target: DraftTarget) -> Drafting:
+    """The drafter, and all KV groups."""
+    context = attention_context(config, target.config, target.device, target.dtype, target.max_model_len)
+    backend = cast(AttentionConfig, config.attention.config).build(context)
+    can = default_registry().get("attention", config.attention.name).info.capabilities
+    return build_drafting(config, can, target, kv_groups(target.model.attention_layers(), backend))
 
 
 def largest_batch(config: EngineConfig, forecast: MemoryForecast, lengths: RequestLengths, block_size: int) -> Batch:
@@ -182,6 +191,7 @@ def _outline(
 ) -> tuple[CausalLM, int]:
     """The model without weights, and the bytes that these would take."""
     quant = cast(QuantConfig, config.quant.config)
+    ops = choose_ops(config.engine, choose_device(config.model), dtype)
     # Quantizers work on the values, so theirs is the CPU; dense layers need no memory to be measured.
     context = QuantContext(
         dtype,
@@ -189,6 +199,7 @@ def _outline(
         checkpoint.quantization or {},
         config.engine.deterministic,
         checkpoint.stored_types,
+        ops,
     )
     skip_list = SkipList(checkpoint_skip_entries(checkpoint.quantization), quant.skip)
     factory = LayerFactory(
@@ -197,7 +208,7 @@ def _outline(
         dtype,
         torch.device("meta"),
         ParallelContext(),
-        outline_op_table(choose_ops(config.engine, choose_device(config.model), dtype)),
+        outline_op_table(ops),
         max_model_len,
     )
     model = architecture_named(checkpoint.config.architecture).make_model(checkpoint.config, factory, None)
@@ -206,18 +217,20 @@ def _outline(
 
 
 def _weight_bytes(targets: Sequence[LoadTarget], checkpoint: Checkpoint) -> int:
-    """Fills dense layers with tensors that have a shape only. Of quantized ones, the first of each shape is loaded."""
+    """Fills dense layers with tensors that have a shape only. Of quantized ones, the first of each form is loaded:
+    layers of one name may differ in bits or groups, which shows in what is stored of them."""
     names: dict[str, list[str]] = {}
     for name in checkpoint.tensor_names():
+        if is_kv_scale(name):
+            continue
         names.setdefault(name.rpartition(".")[0], []).append(name)
-    known: dict[object, int] = {}
+    known: dict[tuple[object, ...], int] = {}
     total = 0
     for target in targets:
         own = [name for part in target.parts for name in names.get(part, []) if target.accepts(name)]
-        shapes = [target.shape(name) for name in own]
         if target.load_dtype is None:
-            kinds = tuple((*name.split(".")[-2:], checkpoint.stored_type(name)) for name in own)
-            key = (len(target.parts), kinds, tuple(shapes))
+            forms = tuple((*name.split(".")[-2:], checkpoint.stored_form(name)) for name in own)
+            key = (len(target.parts), forms)
             if key not in known:
                 for name in own:
                     load_tensor(name, target, checkpoint)
@@ -225,7 +238,8 @@ def _weight_bytes(targets: Sequence[LoadTarget], checkpoint: Checkpoint) -> int:
                 known[key] = target.num_bytes
             total += known[key]
             continue
-        for name, shape in zip(own, shapes, strict=True):
+        for name in own:
+            shape = target.shape(name)
             assert shape is not None, f"{name}: a dense layer knows its shapes"
             target.load(name, torch.empty(shape, dtype=target.load_dtype, device="meta"))
         target.finalize()

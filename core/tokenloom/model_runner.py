@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import final
 
 import numpy as np
 import torch
 
-from tokenloom.batch import RowPlan, RowResult, StepPlan, StepResult, TokenLogprobs
+from tokenloom.batch import RowPlan, StepPlan, StepResult, TokenLogprobs
 from tokenloom.batch_state import BatchState
 from tokenloom.clock import Clock, LapTimer
 from tokenloom.draft_passes import DraftPasses
 from tokenloom.host_blocks import HostBlocks, stored_layers
-from tokenloom.interfaces.attention import AttentionBackend
+from tokenloom.interfaces.attention import AttentionBackend, KVScales
 from tokenloom.interfaces.spec_decode import DraftBatch, Drafter, DraftSampling, Proposal, Verifier
-from tokenloom.models.causal_lm import CausalLM, ForwardContext, PromptSink
+from tokenloom.models.causal_lm import CausalLM, ForwardContext, KVSink, PromptSink, StateSink
 from tokenloom.ops.sampling_table import TORCH_SAMPLING, SamplingOps
 from tokenloom.plugin_guard import plugin_call
 from tokenloom.proposal_check import check_proposals
+from tokenloom.sampled_rows import SampledRows, num_verified, row_result, verified_states
 from tokenloom.sampling.constraint import AllowedTokens, ConstrainedRows, allowed_tokens
 from tokenloom.sampling.logprobs import prompt_logprobs
 from tokenloom.sampling.processing import why_no_token
@@ -49,23 +50,9 @@ class ModelRunnerParts:
     verifier: Verifier = "position_noise"
     sampling: SamplingOps = TORCH_SAMPLING
     draft_memory: DraftPasses | None = None
-    """KV memory of the drafter's own layers, if it has any."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Sampled:
-    """Host outcome of the rows that sampled, by request id."""
-
-    token_ids: dict[str, list[int]]
-    logprobs: dict[str, tuple[TokenLogprobs, ...]]
-    errors: dict[str, str]
-    """Per request that failed, why no token can be sampled."""
-    accepted_rows: dict[str, list[int]]
-    """Per request with drafts, the emitted logits rows counted from its own first one; 0 is the last own token."""
-
-    def goes_on(self, request_id: str) -> bool:
-        """Whether a request has a new token and no error, so that drafts behind it make sense."""
-        return bool(self.token_ids.get(request_id)) and request_id not in self.errors
+    """KV memory of the drafter's own layers if it has any, or the target's if it runs the target's layers."""
+    kv_scales: Mapping[int, KVScales] = field(default_factory=dict)
+    """Fixed scales of the target's keys and values, by layer."""
 
 
 @final
@@ -76,13 +63,17 @@ class ModelRunner:
         self._parts = parts
         self._state = parts.state
         layers = stored_layers(parts.attention, parts.model.attention_layers(), parts.kv)
-        draft_layers = () if parts.draft_memory is None else parts.draft_memory.stored_layers
+        needs = parts.drafter.needs()
+        own_memory = None if needs.target_kv else parts.draft_memory
+        draft_layers = () if own_memory is None else own_memory.stored_layers
         self._host = HostBlocks((*layers, *draft_layers), parts.state.block_size)
         self._verification = DraftVerification(parts.verifier, parts.sampling)
         self._takes_trees = parts.takes_trees and self._verification.takes_trees
-        self._capture_layers = parts.drafter.needs().hidden_layers
-        self._sees_every_row = parts.draft_memory is not None
+        self.capture_layers = needs.hidden_layers
+        self._sees_every_row = own_memory is not None
         self.prompt_sink: PromptSink | None = None
+        self.state_sink: StateSink | None = None
+        self.kv_sink: KVSink | None = None
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
@@ -110,7 +101,7 @@ class ModelRunner:
         proposals = self._propose(plan, inputs, sampled, captured)
         if proposals:
             timer.lap("propose")
-        rows = tuple(_row_result(row, sampled, proposals, prompt.get(row.request_id, ())) for row in plan.rows)
+        rows = tuple(row_result(row, sampled, proposals, prompt.get(row.request_id, ())) for row in plan.rows)
         timer.lap("results")
         return StepResult(plan.step_id, rows, timer.times_s, lost)
 
@@ -129,14 +120,18 @@ class ModelRunner:
             attention=attention,
             metadata=tuple(attention.prepare(batch) for batch in inputs.attention),
             kv=self._parts.kv,
-            capture_layers=self._capture_layers,
+            capture_layers=self.capture_layers,
+            kv_scales=self._parts.kv_scales,
+            kv_sink=self.kv_sink,
         )
         output = self._parts.model.forward(inputs.token_ids, context)
+        if self.state_sink is not None:
+            self.state_sink(output.captured)
         return output.hidden, output.captured
 
-    def _sample(self, plan: StepPlan, inputs: StepInputs, hidden: torch.Tensor, timer: LapTimer) -> _Sampled:
+    def _sample(self, plan: StepPlan, inputs: StepInputs, hidden: torch.Tensor, timer: LapTimer) -> SampledRows:
         if not inputs.sampling_ids:
-            return _Sampled({}, {}, {}, {})
+            return SampledRows({}, {}, {}, {})
         by_id = {row.request_id: row for row in plan.rows if row.samples}
         logits = self._parts.model.compute_logits(hidden[inputs.logits_rows])  # [R, V]
         timer.lap("logits")
@@ -164,7 +159,7 @@ class ModelRunner:
             if end - first > 1:
                 accepted[request_id] = [i - first for i in emitted]
         self._advance_constraints(token_ids)
-        return _Sampled(token_ids, row_logprobs, errors, accepted)
+        return SampledRows(token_ids, row_logprobs, errors, accepted)
 
     def _prompt_logprobs(
         self, plan: StepPlan, inputs: StepInputs, hidden: torch.Tensor
@@ -205,7 +200,7 @@ class ModelRunner:
                 is_legal = constraint.advance(token_id)
                 assert is_legal, f"token {token_id} of {request_id} was sampled under a mask that forbids it"
 
-    def _compact_trees(self, plan: StepPlan, inputs: StepInputs, sampled: _Sampled) -> None:
+    def _compact_trees(self, plan: StepPlan, inputs: StepInputs, sampled: SampledRows) -> None:
         """Moves the K and V of accepted tree nodes to the slots that follow the last own token."""
         source_rows: list[int] = []
         target_rows: list[int] = []
@@ -224,7 +219,7 @@ class ModelRunner:
             self._parts.attention.copy_slots(kv, slots[source_rows], slots[target_rows])
 
     def _propose(
-        self, plan: StepPlan, inputs: StepInputs, sampled: _Sampled, captured: dict[int, torch.Tensor]
+        self, plan: StepPlan, inputs: StepInputs, sampled: SampledRows, captured: dict[int, torch.Tensor]
     ) -> dict[str, Proposal]:
         chosen = [
             (row, first)
@@ -235,10 +230,8 @@ class ModelRunner:
             return {}
         state = self._state
         ids = [row.request_id for row, _ in chosen]
-        hidden_rows = [_verified_rows(row, first, sampled) for row, first in chosen]
         cu_hidden = np.zeros(len(chosen) + 1, np.int64)
-        np.cumsum([len(rows) for rows in hidden_rows], out=cu_hidden[1:])
-        gather = torch.tensor([i for rows in hidden_rows for i in rows], dtype=torch.int64, device=self._parts.device)
+        np.cumsum([num_verified(row, sampled) for row, _ in chosen], out=cu_hidden[1:])
         batch = DraftBatch(
             request_ids=ids,
             token_ids=[state.tokens(i) for i in ids],
@@ -246,7 +239,7 @@ class ModelRunner:
             max_drafts=[row.max_drafts if sampled.goes_on(row.request_id) else 0 for row, _ in chosen],
             chain_only=[not self._takes_trees or state.constraint(i) is not None for i in ids],
             first_positions=[row.num_computed_tokens for row, _ in chosen],
-            hidden_states={layer: states[gather] for layer, states in captured.items()},
+            hidden_states=verified_states(chosen, sampled, captured),
             cu_hidden=cu_hidden,
             sampling=[self._draft_sampling(i) for i in ids],
             memory=self._parts.draft_memory,
@@ -263,33 +256,3 @@ class ModelRunner:
         info = self._state.info(request_id)
         num_tokens = len(self._state.tokens(request_id))
         return DraftSampling(info.params, info.seed, info.choice_index, num_tokens - info.num_prompt_tokens)
-
-
-def _verified_rows(row: RowPlan, first: int, sampled: _Sampled) -> list[int]:
-    """Rows of the hidden states of a request's verified new tokens: its own ones, then the accepted drafts."""
-    num_own = row.num_scheduled_tokens - len(row.draft_token_ids)
-    accepted = sampled.accepted_rows.get(row.request_id, [0])[1:]
-    return [*range(first, first + num_own), *(first + num_own - 1 + node for node in accepted)]
-
-
-def _row_result(
-    row: RowPlan, sampled: _Sampled, proposals: dict[str, Proposal], prompt: tuple[TokenLogprobs, ...]
-) -> RowResult:
-    request_id = row.request_id
-    if not row.samples:
-        return RowResult(request_id, [], prompt_logprobs=prompt)
-    error = sampled.errors.get(request_id)
-    token_ids = sampled.token_ids[request_id]
-    # The last token is no draft, unless the row that would have yielded it failed.
-    num_accepted = len(token_ids) - (error is None)
-    proposal = proposals.get(request_id, Proposal())
-    return RowResult(
-        request_id=request_id,
-        token_ids=token_ids,
-        num_accepted_tokens=num_accepted if row.draft_token_ids else 0,
-        next_draft_token_ids=proposal.token_ids,
-        next_draft_parents=proposal.parents,
-        logprobs=sampled.logprobs.get(request_id, ()),
-        prompt_logprobs=prompt,
-        error=error,
-    )

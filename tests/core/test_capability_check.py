@@ -19,7 +19,7 @@ from tokenloom.plugins import Registry, hookimpl
 
 FACTS = ModelTraits(head_dim=64, has_window=False, has_soft_cap=False, device="cpu", dtype="float32")
 ABLE = Capabilities(
-    flags=frozenset({"sliding_window", "soft_cap", "deterministic", "async_launch", "tree_mask", "swap"})
+    flags=frozenset({"sliding_window", "soft_cap", "sinks", "deterministic", "async_launch", "tree_mask", "swap"})
 )
 
 
@@ -136,6 +136,13 @@ CASES: list[tuple[str, Capabilities, ModelTraits, dict[str, Any], str]] = [
     ),
     (
         "attention=x",
+        Capabilities(),
+        replace(FACTS, has_sinks=True),
+        {},
+        "attention=x lacks the ability sinks, but this model has attention sinks; try attention=able",
+    ),
+    (
+        "attention=x",
         Capabilities(block_size_multiple=16),
         FACTS,
         {"block_size": 24},
@@ -153,8 +160,16 @@ CASES: list[tuple[str, Capabilities, ModelTraits, dict[str, Any], str]] = [
         Capabilities(),
         replace(FACTS, dtype="bfloat16"),
         {"deterministic": True},
-        "quant=x lacks the ability deterministic, but engine.deterministic=true in bfloat16 (float32 needs no flag); "
-        "try quant=able",
+        "quant=x lacks the ability deterministic, but engine.deterministic=true in bfloat16 on cpu (float32 needs no "
+        "flag); try quant=able",
+    ),
+    (
+        "attention=x",
+        Capabilities(flags=frozenset({"deterministic@cpu"})),
+        replace(FACTS, dtype="bfloat16", device="cuda"),
+        {"deterministic": True},
+        "attention=x lacks the ability deterministic, but engine.deterministic=true in bfloat16 on cuda (float32 needs "
+        "no flag); try attention=able",
     ),
     (
         "spec_decode=x",
@@ -164,6 +179,13 @@ CASES: list[tuple[str, Capabilities, ModelTraits, dict[str, Any], str]] = [
         "spec_decode=x needs no_module_of_this_name, which is not installed; try spec_decode=able",
     ),
 ]
+
+
+def test_a_flag_of_one_device_is_enough_there() -> None:
+    only_there = Capabilities(flags=frozenset({"deterministic@cpu", "sliding_window@cpu"}))
+    registry = registry_of({"attention=x": only_there})
+    facts = replace(FACTS, dtype="bfloat16", has_window=True)
+    assert capability_check(config_of(registry, deterministic=True), registry, traits=facts) == []
 
 
 @pytest.mark.parametrize(("label", "can", "facts", "settings", "reason"), CASES)

@@ -10,6 +10,9 @@ import torch
 from gguf.quants import quantize
 
 from tests.core.loader.gguf_conversion import Conversion, write_gguf
+from tests.plugins.quant.checkpoint_packing import Encoded, write_pair
+from tests.plugins.quant.format_encoders import GPTQ_SETTINGS, encode_gptq
+from tests.plugins.spec_decode.tiny_medusa import TinyMedusa
 from tests.tiny_model import write_tiny_llama
 from tokenloom.checkpoint.base import Checkpoint
 from tokenloom.compose import ComposedConfig, compose_config
@@ -69,6 +72,17 @@ def test_a_forecast_is_what_the_engine_reports(windows: bool, overrides: tuple[s
         engine.close()
 
 
+def test_heads_that_keep_rows_of_the_model_are_counted_without_its_weights(tmp_path: Path) -> None:
+    heads = TinyMedusa(hidden_size=64, vocab_size=256).write(tmp_path / "heads", "target's rows")
+    model = write(tmp_path / "model")
+    found, composed = forecast(model, "spec_decode=medusa", f"spec_decode.source={heads}")
+    engine = build_engine(composed.engine)
+    try:
+        assert found.plan.breakdown["weights"] == engine.facts.memory["weights"]
+    finally:
+        engine.close()
+
+
 @pytest.mark.skipif(why_not_buildable() is not None, reason=str(why_not_buildable()))
 def test_layers_of_one_shape_may_be_stored_differently(tmp_path: Path) -> None:
     kinds = gguf.GGMLQuantizationType
@@ -83,6 +97,22 @@ def test_layers_of_one_shape_may_be_stored_differently(tmp_path: Path) -> None:
     finally:
         engine.close()
     assert found.plan.breakdown["weights"] < 0.5 * forecast(model, "quant=none")[0].plan.breakdown["weights"]
+
+
+def test_packed_layers_of_one_name_may_differ_in_bits(tmp_path: Path) -> None:
+    """`dynamic` of GPTQ: what is stored of a layer tells it from the one before."""
+
+    def encode(part: str, weight: torch.Tensor) -> Encoded:
+        return encode_gptq(8 if ".layers.1." in part else 4, 32, weight)
+
+    settings = {**GPTQ_SETTINGS, "dynamic": {r"+:.*\.layers\.1\.": {"bits": 8}}}
+    model, _ = write_pair(tmp_path, settings, encode, with_tokenizer=True)
+    found, composed = forecast(model, "quant=gptq")
+    engine = build_engine(composed.engine)
+    try:
+        assert found.plan.breakdown["weights"] == engine.facts.memory["weights"]
+    finally:
+        engine.close()
 
 
 def test_kv_bytes_per_token_follow_the_formula(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import combinations, product
 from typing import Any
 
-__all__ = ["full_product", "pairwise_cases"]
+__all__ = ["full_product", "once_each_cases", "pairwise_cases"]
 
 Case = dict[str, Any]
 
@@ -14,6 +14,18 @@ Case = dict[str, Any]
 def full_product(axes: Mapping[str, Sequence[Any]]) -> list[Case]:
     """Every combination."""
     return [dict(zip(axes, values, strict=True)) for values in product(*axes.values())]
+
+
+def once_each_cases(axes: Mapping[str, Sequence[Any]]) -> list[Case]:
+    """Cases that hold every option of the first axis with every option of each other one, and no more."""
+    (first, options), *others = axes.items()
+    longest = max(len(values) for _, values in others)
+    # Every axis starts elsewhere, and the second option of the first axis too, so that company changes.
+    return [
+        {first: option} | {name: values[(turn + at * start) % len(values)] for at, (name, values) in enumerate(others)}
+        for start, option in enumerate(options)
+        for turn in range(longest)
+    ]
 
 
 def pairwise_cases(axes: Mapping[str, Sequence[Any]]) -> list[Case]:

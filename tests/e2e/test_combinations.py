@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.e2e.covering_array import full_product, pairwise_cases
+from tests.e2e.covering_array import full_product, once_each_cases, pairwise_cases
 from tests.e2e.plain_model import PlainModel, load_plain_model
 from tests.e2e.preempting_scheduler import PreemptingConfig
 from tests.e2e.rounded_models import write_in_blocks, write_rounded
@@ -35,6 +35,7 @@ AXES: dict[str, tuple[Any, ...]] = {
         "ngram",
         "ngram/rejection",  # with another verifier than the default one
         "suffix",
+        "self_spec",
         "synthetic",
         "medusa",
         "draft_model",
@@ -65,16 +66,22 @@ WITHOUT_A_MODEL = {"simulated", "auto"}
 """Executors whose tokens nothing can be compared with."""
 OF_CHECKPOINTS = {"awq", "gptq", "compressed_tensors", "fp8", "bitsandbytes"}
 """Quantizers of checkpoints in forms of their own: test_quantized_combinations.py has these."""
-INTERPRETED = {"triton_paged", "triton_flash"}
-"""Attention that takes Triton's interpreter too long for all pairs: test_triton_attention.py has some."""
-ELSEWHERE = WITHOUT_A_MODEL | OF_CHECKPOINTS | INTERPRETED
+INTERPRETED_AXES: dict[str, tuple[Any, ...]] = AXES | {
+    "attention": ("triton_paged", "triton_flash"),
+    "spec_decode": ("none", "ngram", "medusa", "draft_model"),
+    "quant": ("none", "int8"),
+    "scheduler": ("fcfs", "priority", "slo_adaptive", "preempting"),
+    "budget": (7, 64),
+}
+"""Attention that takes Triton's interpreter too long for all pairs: each backend meets each of these options."""
+ELSEWHERE = WITHOUT_A_MODEL | OF_CHECKPOINTS | set(INTERPRETED_AXES["attention"])
 SETTINGS = {"admission", "block_size", "budget", "num_blocks", "preempt_mode"}
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "case" in metafunc.fixturenames:
         make = full_product if metafunc.config.getoption("--full-matrix") else pairwise_cases
-        cases = make(AXES)
+        cases = [*make(AXES), *once_each_cases(INTERPRETED_AXES)]
         metafunc.parametrize("case", cases, ids=["-".join(str(v) for v in case.values()) for case in cases])
 
 
@@ -90,7 +97,12 @@ def test_cases_hold_every_pair_of_options_and_are_few() -> None:
     cases = pairwise_cases(AXES)
     for first, second in combinations(AXES, 2):
         assert {(case[first], case[second]) for case in cases} == set(product(AXES[first], AXES[second]))
-    assert len(cases) <= 100
+    assert len(cases) <= 115
+    interpreted = once_each_cases(INTERPRETED_AXES)
+    for name, options in INTERPRETED_AXES.items():
+        met = {(case["attention"], case[name]) for case in interpreted}
+        assert name == "attention" or met == set(product(INTERPRETED_AXES["attention"], options))
+    assert len(interpreted) == 8
 
 
 def test_combination_equals_the_plain_model(
@@ -101,8 +113,10 @@ def test_combination_equals_the_plain_model(
     drafter_settings: Callable[[str], list[str]],
 ) -> None:
     block_size = case["block_size"]
-    prompts = _prompts(block_size)
-    longest = max(len(prompt) for prompt in prompts) + NUM_OUTPUT_TOKENS
+    is_interpreted = case["attention"] in INTERPRETED_AXES["attention"]  # there is less to do, then
+    prompts = _prompts(block_size)[:: 3 if is_interpreted else 1]
+    num_output_tokens = 8 if is_interpreted else NUM_OUTPUT_TOKENS
+    longest = max(len(prompt) for prompt in prompts) + num_output_tokens
     # Tight: room for the longest request and half as much again, so that requests preempt one another.
     tight = 1 + -(-longest * 3 // (2 * block_size))
     num_blocks = tight if case["num_blocks"] == "tight" else 1500 // block_size + 40
@@ -126,11 +140,11 @@ def test_combination_equals_the_plain_model(
         if drafter == "draft_model":
             overrides.append(f"spec_decode.source={tiny_gguf}")  # with the same vocabulary
     llm = build_llm(*overrides, f"cache.block_size={block_size}", f"cache.num_blocks={num_blocks}", scheduler=scheduler)
-    params = SamplingParams(temperature=0.0, max_tokens=NUM_OUTPUT_TOKENS, ignore_eos=True)
+    params = SamplingParams(temperature=0.0, max_tokens=num_output_tokens, ignore_eos=True)
     outputs = llm.generate(prompts, params)
     plain = plain_model_of(case["quant"])
     for prompt, output in zip(prompts, outputs, strict=True):
-        assert len(output.outputs[0].token_ids) == NUM_OUTPUT_TOKENS
+        assert len(output.outputs[0].token_ids) == num_output_tokens
         plain.assert_greedy(prompt, output.outputs[0].token_ids)
     usage = llm.engine.kv_usage()
     assert usage["active"] == 0
@@ -139,18 +153,19 @@ def test_combination_equals_the_plain_model(
     stats = llm.engine.stats
     # Who reserved everything, or was admitted for all of it, is not preempted for want of memory.
     is_reserved = case["cache"] == "contiguous" or case["admission"] == "reserve_all"
+    is_crowded = case["num_blocks"] == "tight" and case["budget"] == 64 and not is_interpreted
     if case["scheduler"] == "preempting":
         pass
     elif is_reserved:
         assert stats.num_preemptions == 0
-    elif case["num_blocks"] == "tight" and case["budget"] == 64 and case["admission"] == "optimistic":
+    elif is_crowded and case["admission"] == "optimistic":
         assert stats.num_preemptions > 0
     if case["preempt_mode"] == "swap":
         assert (stats.num_refused_swaps, stats.num_lost_swaps) == (0, 0)
         assert stats.num_swaps == stats.num_preemptions
     # With a budget of one token only one request runs at a time, and it must stay.
     if case["scheduler"] == "preempting" and case["budget"] > 1:
-        assert llm.engine.stats.num_preemptions >= len(prompts)
+        assert llm.engine.stats.num_preemptions >= (1 if is_interpreted else len(prompts))
 
 
 @pytest.mark.parametrize("mode", ["recompute", "swap"])
@@ -172,12 +187,15 @@ def test_preemption_at_every_output_position(
     assert llm.engine.stats.num_swaps == (len(config.log) if mode == "swap" else 0)
 
 
-def test_drafts_are_accepted_where_the_matrix_runs(build_llm: Callable[..., LLM]) -> None:
+def test_drafts_are_accepted_where_the_matrix_runs(
+    build_llm: Callable[..., LLM], drafter_settings: Callable[[str], list[str]]
+) -> None:
     """The matrix would prove nothing about speculation if no draft were ever accepted, or all of them."""
-    llm = build_llm("spec_decode=ngram", "cache.block_size=4")
-    llm.generate(_prompts(4), SamplingParams(temperature=0.0, max_tokens=64, ignore_eos=True))
-    stats = llm.engine.stats
-    assert 0 < stats.num_accepted_tokens < stats.num_draft_tokens
+    for drafter in ("ngram", "self_spec"):
+        llm = build_llm(f"spec_decode={drafter}", "cache.block_size=4", *drafter_settings(drafter))
+        llm.generate(_prompts(4), SamplingParams(temperature=0.0, max_tokens=64, ignore_eos=True))
+        stats = llm.engine.stats
+        assert 0 < stats.num_accepted_tokens < stats.num_draft_tokens
 
 
 @pytest.fixture(scope="session")
@@ -208,6 +226,11 @@ def drafter_settings(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory
 
     @cache
     def settings(drafter: str) -> list[str]:
+        if drafter in ("ngram", "suffix", "synthetic"):
+            return ["spec_decode/policy=fixed"]
+        if drafter == "self_spec":
+            # Mostly right: half of the second of two layers is left out.
+            return ["spec_decode/policy=fixed", "spec_decode.skip_ffn=[1]"]
         if drafter == "medusa":
             heads = TinyMedusa(hidden_size=64, vocab_size=320).write(tmp_path_factory.mktemp(drafter))
             return [f"spec_decode.source={heads}"]

@@ -18,7 +18,7 @@ from tests.tiny_model import write_byte_tokenizer, write_tiny_llama
 from tokenloom import LLM, SamplingParams
 from tokenloom.compose import compose_config
 from tokenloom.errors import CapabilityError, ConfigError
-from tokenloom.interfaces.contract import Capabilities, PluginChoice
+from tokenloom.interfaces.contract import Capabilities
 from tokenloom.loader.checkpoint import open_checkpoint
 from tokenloom.memory_forecast import forecast_memory
 
@@ -154,11 +154,22 @@ def test_attention_that_cannot_serve_the_drafters_heads_is_refused(
         build_llm("spec_decode=draft_model", f"spec_decode.source={folder}")
 
 
-@pytest.mark.parametrize("drafter", ["draft_model", "eagle3", "medusa"])
-def test_a_memory_plan_says_that_it_knows_no_drafters_weights(drafter: str, tiny_folder: Path) -> None:
-    config = compose_config([f"model={tiny_folder}", f"spec_decode={drafter}"]).engine
-    assert isinstance(config.spec_decode, PluginChoice)
+@pytest.mark.parametrize("drafter", ["draft_model", "eagle3", "self_spec"])
+def test_a_memory_plan_knows_the_drafter(
+    drafter: str, build_llm: Callable[..., LLM], tiny_folder: Path, tmp_path: Path
+) -> None:
+    """Its weights, its KV memory and the states that it reads."""
+    TinyEagle3(hidden_size=64, vocab_size=320).write(tmp_path)
+    source = {"draft_model": [f"spec_decode.source={tiny_folder}"], "eagle3": [f"spec_decode.source={tmp_path}"]}
+    overrides = [f"spec_decode={drafter}", *source.get(drafter, [])]
+    facts = build_llm(*overrides).engine.facts
     checkpoint = open_checkpoint(tiny_folder)
-    with pytest.raises(ConfigError, match=f"spec_decode={drafter} loads weights of its own"):
-        forecast_memory(config, checkpoint, None)
-    checkpoint.close()
+    try:
+        model = [f"model={tiny_folder}", "model.dtype=float32", "cache.num_blocks=100"]
+        found = forecast_memory(compose_config([*model, *overrides]).engine, checkpoint, None)
+        plain = forecast_memory(compose_config(model).engine, checkpoint, None)
+    finally:
+        checkpoint.close()
+    assert found.groups == facts.kv_groups
+    assert found.plan.breakdown["weights"] == facts.memory["weights"]
+    assert (found.plan.breakdown["weights"] > plain.plan.breakdown["weights"]) == (drafter != "self_spec")

@@ -77,7 +77,17 @@ def test_generate_takes_every_sampling_option(words: list[str], capsys: pytest.C
 def test_verbose_prints_the_memory_breakdown(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["generate", "x", *words, "max_tokens=1", "-v"]) == 0
     err = capsys.readouterr().err
-    for part in ("attention=native_cpu", "weights", "kv_cache", "activation_peak", "workspace", "float32", "group 0"):
+    for part in (
+        "attention=native_cpu",
+        "threads",
+        "on CPUs",
+        "weights",
+        "kv_cache",
+        "activation_peak",
+        "workspace",
+        "float32",
+        "group 0",
+    ):
         assert part in err
 
 

@@ -26,7 +26,7 @@ __all__ = ["ALL_FLAGS", "PlantedAttention", "PlantedAttentionConfig", "attention
 
 READ_TOO_FAR = ("reads the whole last block", "unwritten slots times zero", "sees what looks plausible")
 
-ALL_FLAGS = frozenset({"sliding_window", "soft_cap", "tree_mask", "deterministic"})
+ALL_FLAGS = frozenset({"sliding_window", "soft_cap", "sinks", "tree_mask", "deterministic"})
 
 
 def attention_info(flags: frozenset[str] = ALL_FLAGS, **capabilities: object) -> PluginInfo:
@@ -35,7 +35,7 @@ def attention_info(flags: frozenset[str] = ALL_FLAGS, **capabilities: object) ->
         kind="attention",
         name="planted",
         config="tests.testing.planted_attention:PlantedAttentionConfig",
-        contract=(1, 0),
+        contract=(1, 1),
         summary="An attention backend with a bug to choose.",
         capabilities=replace(Capabilities(devices=("cpu",), flags=flags), **capabilities),  # type: ignore[arg-type]
     )
@@ -180,9 +180,19 @@ class PlantedAttention(AttentionBackend):
     def _combined(
         self, q: torch.Tensor, key: torch.Tensor, value: torch.Tensor, visible: torch.Tensor, layer: AttentionLayer
     ) -> torch.Tensor:
-        scores = torch.einsum("rhd,shd->hrs", q, key)
-        weights = torch.softmax(self._masked(scores, visible, layer), dim=-1)
-        return torch.einsum("hrs,shd->rhd", weights, value)
+        scores = self._masked(torch.einsum("rhd,shd->hrs", q, key), visible, layer)
+        if layer.sinks is None or self._bug == "sinks ignored":
+            return torch.einsum("hrs,shd->rhd", torch.softmax(scores, dim=-1), value)
+        sinks = layer.sinks
+        if self._bug == "sinks scaled":
+            sinks = sinks * layer.softmax_scale
+        if self._bug == "sinks of KV heads":
+            sinks = sinks[torch.arange(sinks.shape[0]) // (self._context.num_heads // self._context.num_kv_heads)]
+        column = sinks[:, None, None].expand(-1, scores.shape[1], 1)
+        weights = torch.softmax(torch.cat([scores, column], dim=-1), dim=-1)
+        if self._bug == "sinks stand for the last key":
+            weights[:, :, -2] += weights[:, :, -1]
+        return torch.einsum("hrs,shd->rhd", weights[..., :-1], value)
 
     def _gather(self, cache: torch.Tensor, batch: AttentionBatch, request: int, read_len: int) -> torch.Tensor:
         """fp32 [S, Hq, D]: keys or values of a sequence, repeated for its query heads."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import torch
@@ -47,6 +48,20 @@ def test_attend_equals_sums_written_out() -> None:
             for slot, weight in zip(seen, weights):
                 wanted += weight / sum(weights) * value[slot, head // 2]
             torch.testing.assert_close(out[row, head], wanted)
+
+
+def test_a_sink_takes_its_weight_from_every_key_alike() -> None:
+    torch.manual_seed(0)
+    query, key, value = torch.randn(3, 4, 5), torch.randn(4, 2, 5), torch.randn(4, 2, 5)
+    visible = torch.tensor([[1, 0, 1, 0], [0, 0, 0, 0], [1, 1, 1, 1]], dtype=torch.bool)
+    sinks = torch.tensor([-1.0, 0.5, 2.0, 100.0])
+    plain = reference_attend(query, key, value, visible, 0.3)
+    out = reference_attend(query, key, value, visible, 0.3, sinks=sinks)
+    for row, head in itertools.product(range(3), range(4)):
+        seen = [slot for slot in range(4) if visible[row, slot]]
+        total = sum(math.exp(0.3 * float(query[row, head] @ key[slot, head // 2])) for slot in seen)
+        kept = total / (total + math.exp(float(sinks[head])))
+        torch.testing.assert_close(out[row, head], kept * plain[row, head])
 
 
 def test_attend_ignores_nan_where_nothing_is_visible() -> None:

@@ -57,6 +57,10 @@ CAUGHT_BY: dict[str, tuple[str, ...]] = {
         "an_accepted_path_is_compacted_by_copy_slots",
         "forward_ignores_slots_beyond_the_sequence",
     ),
+    "sinks ignored": ("forward_weighs_sinks_and_gives_them_no_value",),
+    "sinks of KV heads": ("forward_weighs_sinks_and_gives_them_no_value",),
+    "sinks scaled": ("forward_weighs_sinks_and_gives_them_no_value",),
+    "sinks stand for the last key": ("forward_weighs_sinks_and_gives_them_no_value",),
     "sums depend on the batch": ("deterministic_results_do_not_depend_on_the_batch_or_the_chunks",),
     "sums depend on the chunk": ("deterministic_results_do_not_depend_on_the_batch_or_the_chunks",),
     "table read in blocks of 16": ("forward_of_a_mixed_batch_matches_the_reference",),
@@ -84,6 +88,7 @@ SEEN_NOWHERE_ELSE = frozenset(
         "plan kept by address",
         "query read as if contiguous",
         "scores clamped at 80",
+        "sinks scaled",
         "sees what looks plausible",
     }
 )
@@ -102,9 +107,9 @@ REFERENCE = PluginInfo(
     kind="attention",
     name="reference",
     config="tests.testing.test_attention_suite:ReferenceConfig",
-    contract=(1, 0),
+    contract=(1, 1),
     summary="Dense fp32 attention.",
-    capabilities=Capabilities(flags=frozenset({"sliding_window", "soft_cap", "tree_mask"})),
+    capabilities=Capabilities(flags=frozenset({"sliding_window", "soft_cap", "sinks", "tree_mask"})),
 )
 
 
@@ -144,6 +149,7 @@ def test_every_attention_test_is_failed_by_a_planted_bug() -> None:
     [
         ("sliding_window", "window ignored"),
         ("soft_cap", "cap ignored"),
+        ("sinks", "sinks ignored"),
         ("tree_mask", "tree mask ignored"),
         ("deterministic", "sums depend on the batch"),
     ],

@@ -82,6 +82,7 @@ def _figures(llm: LLM, outputs: Sequence[RequestOutput], wall_s: float, stats: d
             "device": llm.engine.facts.device,
             "dtype": llm.engine.facts.dtype,
             "operations": llm.engine.facts.operations,
+            "weights": list(llm.engine.facts.weight_remarks),
         },
         "memory_bytes": dict(llm.engine.facts.memory),
         "config": llm.config.to_dict(),

@@ -86,6 +86,11 @@ class Checkpoint(ABC):
                 quantized weights do, and a dtype was asked for.
         """
 
+    @abstractmethod
+    def stored_form(self, name: str) -> tuple[str, tuple[int, ...]]:
+        """What a tensor is stored in ("int32", "Q4_1"), and its shape, without reading it. Raises ModelError if
+        there is none of that name."""
+
     @property
     def stored_types(self) -> frozenset[str]:
         """The types of blocks that occur; empty where all tensors are plain numbers."""

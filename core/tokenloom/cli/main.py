@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 
 import click
 
-from tokenloom.cli.lazy_group import LazyCommand, LazyGroup
+from tokenloom.cli.lazy_group import LazyCommand, LazyGroup, load_target
+from tokenloom.collector_pause import collector_paused
 from tokenloom.errors import (
     EngineDeadError,
     OutOfMemoryError,
@@ -54,6 +55,16 @@ COMMANDS: Mapping[str, LazyCommand] = {
         "Measure steps of a model, for simulations of this machine.",
         "tokenloom.cli.calibrate:CalibrateSettings",
     ),
+    "calibrate-kv": LazyCommand(
+        "tokenloom.cli.calibrate_kv:calibrate_kv",
+        "Find fixed scales for a rounded KV cache, on a text.",
+        "tokenloom.cli.calibrate_kv:CalibrateKVSettings",
+    ),
+    "train-drafter": LazyCommand(
+        "tokenloom.cli.train_drafter:train_drafter",
+        "Train a drafter's head for a model, on what the model says.",
+        "tokenloom.cli.train_drafter:TrainDrafterSettings",
+    ),
     "profile": LazyCommand(
         "tokenloom.cli.profile:profile",
         "Time the phases of an engine's steps, as a Chrome trace.",
@@ -76,6 +87,11 @@ COMMANDS: Mapping[str, LazyCommand] = {
     "models": LazyCommand("tokenloom.cli.models:models", "List, fetch and remove models; list what can run."),
     "export": LazyCommand(
         "tokenloom.cli.export:export", "Write a model as a Hugging Face folder.", "tokenloom.cli.export:ExportSettings"
+    ),
+    "quantize": LazyCommand(
+        "tokenloom.cli.quantize:quantize",
+        "Write a model as a quantized checkpoint: rtn, gptq, awq, smoothquant.",
+        "tokenloom.cli.quantize_settings:QuantizeSettings",
     ),
     "new": LazyCommand("tokenloom.cli.new:new", "Write the skeleton of a plugin package."),
 }
@@ -117,6 +133,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     choose_spin()
     shows_traceback = _take_traceback_option(words) or os.environ.get(TRACEBACK_VARIABLE) == "1"
     try:
+        if argv is None:
+            _import_ahead(words)
         result = cli.main(args=words, prog_name="tokenloom", standalone_mode=False)
     except click.ClickException as error:
         error.show()
@@ -139,6 +157,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         click.echo(f"error: {error}", err=True)
         return _FAILED if isinstance(error, _RUNTIME_ERRORS) else _MISUSED
     return result if isinstance(result, int) else 0
+
+
+def _import_ahead(words: Sequence[str]) -> None:
+    """Imports the command that a process has begun with; click would do so with the collector at work."""
+    entry = COMMANDS.get(words[0]) if words else None
+    if entry is not None:
+        with collector_paused():
+            load_target(entry.target)
 
 
 def _take_traceback_option(words: list[str]) -> bool:

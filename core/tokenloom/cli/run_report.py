@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import click
+import psutil
+import torch
 
 from tokenloom.kv.memory_plan import format_bytes
 from tokenloom.llm import LLM
@@ -12,11 +14,13 @@ __all__ = ["print_plan", "print_times"]
 
 
 def print_plan(llm: LLM) -> None:
-    """Prints what was resolved: model, device, dtype, plugins, KV memory."""
+    """Prints what was resolved: model, device, dtype, threads, plugins, KV memory."""
     facts = llm.engine.facts
     plugins = "  ".join(f"{choice.kind}={choice.name}" for choice in llm.config.engine.choices())
     resolved = f"{facts.device}, {facts.dtype}, {facts.operations} operations, context {facts.max_model_len}"
     click.echo(f"model    {llm.model_path.name}  ({resolved})", err=True)
+    if facts.device == "cpu":
+        click.echo(f"threads  {torch.get_num_threads()}{_cpus()}", err=True)
     click.echo(f"plugins  {plugins}", err=True)
     for name, size in facts.memory.items():
         click.echo(f"memory   {name:<16}{format_bytes(size):>12}", err=True)
@@ -28,6 +32,13 @@ def print_plan(llm: LLM) -> None:
             f"{format_bytes(group.page_bytes)}",
             err=True,
         )
+
+
+def _cpus() -> str:
+    """Where the process may run; only Linux tells."""
+    if not psutil.LINUX:
+        return ""
+    return f" on CPUs {', '.join(map(str, psutil.Process().cpu_affinity() or []))}"
 
 
 def print_times(stream: TextStream) -> None:

@@ -14,6 +14,7 @@ from pydantic_core import to_jsonable_python
 from tokenloom.compose.conf_folders import ROOT_CONFIG, conf_folders, group_options
 from tokenloom.compose.config_keys import settings_models, takes_text
 from tokenloom.compose.hydra_session import hydra_loader
+from tokenloom.compose.kept_layers import kept_or_stacked
 from tokenloom.compose.layers import Layers, read_config_file, stack
 from tokenloom.compose.overrides import Grammar, Setting, collect_settings
 from tokenloom.compose.validation import validate
@@ -113,7 +114,7 @@ def _stack_choices(
             )
         _check_exists(setting, options[setting.key], registry)
     try:
-        return stack(loader, folders, chosen)
+        return kept_or_stacked(loader, folders, chosen)
     except ConfigError:
         # A part that no defaults list names stops Hydra: either the chosen plugin lacks it, or its file leaves it out.
         if all(setting.key not in SUB_KINDS for setting in chosen):

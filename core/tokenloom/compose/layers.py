@@ -5,6 +5,7 @@ Hydra decides which files, in which order (its defaults lists); later layers win
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -54,6 +55,10 @@ class Layers:
     config: DictConfig = field(default_factory=lambda: OmegaConf.create({}))
     sources: dict[str, str] = field(default_factory=dict)
     choices: dict[str, str | None] = field(default_factory=dict)
+
+    def copy(self) -> Layers:
+        """The same values, to be changed apart from these."""
+        return Layers(copy.deepcopy(self.config), dict(self.sources), dict(self.choices))
 
     def put(self, key: str, value: Any, origin: str) -> None:
         """Sets one value, whatever was there before; a mapping is merged into a block."""

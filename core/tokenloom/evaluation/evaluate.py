@@ -132,6 +132,11 @@ class Evaluation:
             "tasks": tasks,
             "confidence": CONFIDENCE,
             "memory": memory_figures(llm),
-            "resolved": {"device": facts.device, "dtype": facts.dtype, "operations": facts.operations},
+            "resolved": {
+                "device": facts.device,
+                "dtype": facts.dtype,
+                "operations": facts.operations,
+                "weights": list(facts.weight_remarks),
+            },
             "config": llm.config.to_dict(),
         }

@@ -14,11 +14,15 @@ from tokenloom.model_config import ModelConfig
 __all__ = ["activation_peak_bytes", "workspace_bytes"]
 
 
-def activation_peak_bytes(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> int:
-    """Hidden states of a full step, and its logits with the copies that sampling makes."""
+def activation_peak_bytes(config: EngineConfig, model: ModelConfig, dtype: torch.dtype, num_captured: int = 0) -> int:
+    """Hidden states of a full step, and its logits with the copies that sampling makes.
+
+    A drafter runs when those are gone, and needs less. But the states of the `num_captured` layers that it reads stay
+    until then, and are copied once for it.
+    """
     scheduler = cast(SchedulerConfig, config.scheduler.config)
     per_token = 4 * model.hidden_size + (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
-    per_token += 3 * model.intermediate_size
+    per_token += 3 * model.intermediate_size + 2 * num_captured * model.hidden_size
     # Logits in fp32, and one copy that sampling works on; verification needs a row for each draft. Rejection
     # sampling has scores and probabilities beside them, and those of the drafts.
     drafting = cast(SpecDecodeConfig, config.spec_decode.config)

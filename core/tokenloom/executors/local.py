@@ -20,8 +20,9 @@ from tokenloom.executors.device_choice import (
     choose_num_threads,
     choose_ops,
 )
-from tokenloom.executors.drafting import Drafting, DraftTarget, build_drafting
+from tokenloom.executors.drafting import Drafting, DraftTarget, TargetKV, build_drafting
 from tokenloom.executors.kv_memory import allocate_kv, kv_groups
+from tokenloom.executors.kv_scales import FixedKVScales, load_kv_scales
 from tokenloom.executors.memory_errors import out_of_memory
 from tokenloom.executors.model_contexts import attention_context, model_traits
 from tokenloom.interfaces.attention import AttentionBackend, AttentionConfig
@@ -31,7 +32,6 @@ from tokenloom.interfaces.executor import (
     ExecutorConfig,
     ExecutorContext,
     FinishedStep,
-    KVGroupSpec,
     ModelFacts,
     StepHandle,
 )
@@ -44,7 +44,7 @@ from tokenloom.loader.sources import resolve_model
 from tokenloom.model_config import ModelConfig
 from tokenloom.model_runner import ModelRunner, ModelRunnerParts
 from tokenloom.models.build import build_model
-from tokenloom.models.causal_lm import CausalLM, PromptSink
+from tokenloom.models.causal_lm import CausalLM, KVSink, PromptSink, StateSink
 from tokenloom.ops.sampling_table import build_sampling_ops
 from tokenloom.parallel import ParallelContext
 from tokenloom.step_inputs import StepInputsBuilder
@@ -104,6 +104,22 @@ class LocalExecutor(Executor):
         self._runner.prompt_sink = sink
         return self._model
 
+    def capture_states(self, layers: tuple[int, ...], sink: StateSink) -> None:
+        """Tells `sink` the outputs of these decoder layers in every step, from now on; for training.
+
+        Args:
+            layers: numbers of decoder layers; `FINAL_STATE` is the final normed state.
+            sink: told them.
+        """
+        assert self._runner is not None, "capture_states() after close()"
+        self._runner.capture_layers = tuple(dict.fromkeys((*self._runner.capture_layers, *layers)))
+        self._runner.state_sink = sink
+
+    def capture_kv(self, sink: KVSink) -> None:
+        """Tells `sink` what every layer is about to store, from now on; for calibration."""
+        assert self._runner is not None, "capture_kv() after close()"
+        self._runner.kv_sink = sink
+
     def close(self) -> None:
         self._runner, self._model = None, None
 
@@ -135,13 +151,18 @@ class _Builder:
         quantizer, attention = self._build_quantizer(), self._build_attention()
         with out_of_memory("the model", "try quant=int8, or model.dtype=bfloat16"):
             model = self._build_model(quantizer)
+        kv_scales = load_kv_scales(self._config.attention, self._checkpoint, model.attention_layers(), self._device)
         drafting = build_drafting(
-            self._context, self._target(model), self._ops, kv_groups(model.attention_layers(), attention)
+            self._config,
+            self._context.capabilities["attention"],
+            self._target(model, kv_scales),
+            kv_groups(model.attention_layers(), attention),
+            self._context.progress,
         )
         groups = drafting.groups
-        plan = self._plan_memory(model.num_weight_bytes + drafting.drafter.num_weight_bytes, groups)
+        plan = self._plan_memory(model.num_weight_bytes, drafting)
         return _Built(
-            runner=self._build_runner(model, attention, drafting, plan),
+            runner=self._build_runner(model, attention, drafting, plan, kv_scales),
             model=model,
             facts=ModelFacts(
                 max_model_len=self._max_model_len,
@@ -149,11 +170,12 @@ class _Builder:
                 eos_token_ids=config.eos_token_ids,
                 kv_groups=groups,
                 num_blocks=plan.num_blocks,
-                block_root=self._block_root(quantizer, drafting.drafter),
+                block_root=self._block_root(quantizer, drafting.drafter, kv_scales),
                 memory=plan.breakdown,
                 device=str(self._device),
                 dtype=str(self._dtype).removeprefix("torch."),
                 operations=self._ops,
+                weight_remarks=(*quantizer.remarks, *kv_scales.remarks),
             ),
         )
 
@@ -178,6 +200,7 @@ class _Builder:
             checkpoint=self._checkpoint.quantization or {},
             deterministic=self._config.engine.deterministic,
             stored_types=self._checkpoint.stored_types,
+            operations=self._ops,
         )
         return self._quant.build(context)
 
@@ -185,22 +208,36 @@ class _Builder:
         context = attention_context(self._config, self._model_config, self._device, self._dtype, self._max_model_len)
         return cast(AttentionConfig, self._config.attention.config).build(context)
 
-    def _plan_memory(self, weight_bytes: int, groups: tuple[KVGroupSpec, ...]) -> MemoryPlan:
+    def _plan_memory(self, target_bytes: int, drafting: Drafting) -> MemoryPlan:
+        num_captured = len(drafting.drafter.needs().hidden_layers)
         budget = MemoryBudget(
-            weights=weight_bytes,
-            activation_peak=activation_peak_bytes(self._config, self._model_config, self._dtype),
+            weights=target_bytes + drafting.drafter.num_weight_bytes,
+            activation_peak=activation_peak_bytes(self._config, self._model_config, self._dtype, num_captured),
             workspace=workspace_bytes(self._scheduler, self._max_model_len),
             available=available_bytes(self._device),
         )
         cache = self._cache
-        return plan_memory(budget, groups, cache.block_size, cache.memory_fraction, cache.num_blocks)
+        return plan_memory(budget, drafting.groups, cache.block_size, cache.memory_fraction, cache.num_blocks)
 
-    def _target(self, model: CausalLM) -> DraftTarget:
-        path, config = self._checkpoint.path, self._model_config
-        return DraftTarget(model, config, self._device, self._dtype, self._max_model_len, path)
+    def _target(self, model: CausalLM, kv_scales: FixedKVScales) -> DraftTarget:
+        return DraftTarget(
+            model,
+            self._model_config,
+            self._device,
+            self._dtype,
+            self._max_model_len,
+            self._checkpoint.path,
+            self._ops,
+            kv_scales=kv_scales.by_layer,
+        )
 
     def _build_runner(
-        self, model: CausalLM, attention: AttentionBackend, drafting: Drafting, plan: MemoryPlan
+        self,
+        model: CausalLM,
+        attention: AttentionBackend,
+        drafting: Drafting,
+        plan: MemoryPlan,
+        kv_scales: FixedKVScales,
     ) -> ModelRunner:
         scheduler, vocab_size, layers = self._scheduler, self._model_config.vocab_size, model.attention_layers()
         groups = drafting.groups
@@ -232,14 +269,15 @@ class _Builder:
             vocab_size=vocab_size,
             device=self._device,
             clock=self._context.clock,
-            takes_trees="tree_mask" in self._context.capabilities["attention"].flags,
+            takes_trees=self._context.capabilities["attention"].has_flag("tree_mask", self._device.type),
             verifier=cast(SpecDecodeConfig, self._config.spec_decode.config).verifier,
             sampling=build_sampling_ops(self._ops),
-            draft_memory=drafting.memory(state, draft_kv),
+            draft_memory=drafting.memory(state, draft_kv, TargetKV(attention, kv)),
+            kv_scales=kv_scales.by_layer,
         )
         return ModelRunner(parts)
 
-    def _block_root(self, quantizer: Quantizer, drafter: Drafter) -> bytes:
+    def _block_root(self, quantizer: Quantizer, drafter: Drafter, kv_scales: FixedKVScales) -> bytes:
         """Everything but the tokens that a KV block's content depends on."""
         parts = (
             self._checkpoint.weights_digest,
@@ -249,5 +287,6 @@ class _Builder:
             f"{self._dtype} {self._cache.block_size} {self._ops}",
             self._model_config.rope_key(self._max_model_len),
             drafter.needs().kv_fingerprint,
+            kv_scales.digest,
         )
         return hashlib.sha256("\n".join(parts).encode()).digest()

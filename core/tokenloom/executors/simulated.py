@@ -18,6 +18,7 @@ from tokenloom.clock import VirtualClock
 from tokenloom.errors import CapabilityError, ConfigError
 from tokenloom.executors.device_presets import DevicePreset, load_preset
 from tokenloom.executors.simulated_host import SimulatedHostMemory
+from tokenloom.executors.simulated_memory import simulated_groups, simulated_memory
 from tokenloom.executors.step_time import AttentionSpan, StepCosts, step_shape
 from tokenloom.executors.synthetic_tokens import SyntheticTokens, TokenSource, propose_drafts
 from tokenloom.interfaces.cache import CacheConfig
@@ -25,14 +26,11 @@ from tokenloom.interfaces.executor import (
     Executor,
     ExecutorConfig,
     ExecutorContext,
-    KVGroupSpec,
     ModelFacts,
     ModelTraits,
     StepHandle,
 )
-from tokenloom.interfaces.scheduler import SchedulerConfig
 from tokenloom.interfaces.spec_decode import SpecDecodeConfig
-from tokenloom.kv.memory_plan import MemoryBudget, MemoryPlan, plan_memory
 
 __all__ = ["SimulatedExecutor", "SimulatedExecutorConfig", "SimulatedModel"]
 
@@ -53,6 +51,9 @@ class SimulatedExecutorConfig(ExecutorConfig):
     draft_step_s: Annotated[float, Field(ge=0.0)] = Field(
         default=0.0, description="Seconds that a step takes longer for each draft of its longest proposal."
     )
+    drafter_layers: Annotated[int, Field(ge=0)] = Field(
+        default=0, description="Decoder layers of the drafter, with KV memory of their own and the model's sizes."
+    )
     swap_loss: _Share = Field(
         default=0.0, description="Share of swaps to host memory that fail, to see what becomes of their requests."
     )
@@ -72,7 +73,8 @@ class SimulatedExecutorConfig(ExecutorConfig):
             )
         preset = load_preset(self.device)
         _check_settings(context, preset)
-        facts = _facts(context, preset)
+        _check_drafter(context, self.drafter_layers)
+        facts = _facts(context, preset, self.drafter_layers)
         tokens = SyntheticTokens(facts.vocab_size, _acceptance(context, self.acceptance))
         model = SimulatedModel(
             facts, preset.costs, preset.attention_spans, preset.host_bytes_per_s, self.draft_step_s, self.swap_loss
@@ -117,51 +119,28 @@ def _acceptance(context: ExecutorContext, wanted: tuple[float, ...] | None) -> t
     return own or wanted or _USUAL_ACCEPTANCE
 
 
-def _facts(context: ExecutorContext, preset: DevicePreset) -> ModelFacts:
+def _check_drafter(context: ExecutorContext, num_layers: int) -> None:
+    if num_layers and context.config.spec_decode.name == "none":
+        raise ConfigError(
+            f"executor.drafter_layers={num_layers}: spec_decode=none has no drafter; choose one, or leave the key out"
+        )
+
+
+def _facts(context: ExecutorContext, preset: DevicePreset, drafter_layers: int) -> ModelFacts:
     cache = cast(CacheConfig, context.config.cache.config)
-    plan = _plan_memory(context, preset, cache)
+    groups = simulated_groups(preset, cache.block_size, drafter_layers)
+    plan = simulated_memory(context, preset, groups)
     longest = context.config.model.max_model_len
     return ModelFacts(
         max_model_len=preset.model.max_model_len if longest is None else longest,
         vocab_size=preset.model.vocab_size,
         eos_token_ids=(),
-        kv_groups=_groups(preset, cache.block_size),
+        kv_groups=groups,
         num_blocks=plan.num_blocks,
         block_root=hashlib.sha256(f"simulated {preset.model_dump_json()} {cache.block_size}".encode()).digest(),
         memory=plan.breakdown,
         device=f"simulated {preset.name}",
         dtype=preset.dtype,
-    )
-
-
-def _plan_memory(context: ExecutorContext, preset: DevicePreset, cache: CacheConfig) -> MemoryPlan:
-    scheduler, model = cast(SchedulerConfig, context.config.scheduler.config), preset.model
-    num_logits_rows = min(scheduler.max_num_seqs, scheduler.max_num_batched_tokens)
-    budget = MemoryBudget(
-        weights=model.weight_bytes,
-        activation_peak=scheduler.max_num_batched_tokens * preset.activation_peak_bytes
-        + 2 * 4 * num_logits_rows * model.vocab_size,
-        workspace=0,
-        available=preset.memory_bytes - model.weight_bytes,
-    )
-    return plan_memory(
-        budget, _groups(preset, cache.block_size), cache.block_size, cache.memory_fraction, cache.num_blocks
-    )
-
-
-def _groups(preset: DevicePreset, block_size: int) -> tuple[KVGroupSpec, ...]:
-    members = preset.layers_by_window
-    # As executor=local has them: groups with equally many layers share a pool.
-    sizes = list(dict.fromkeys(map(len, members.values())))
-    return tuple(
-        KVGroupSpec(
-            group_id=group,
-            layers=tuple(f"layers.{layer}" for layer in layers),
-            window=window,
-            page_bytes=len(layers) * preset.kv_bytes_per_layer * block_size,
-            pool_id=sizes.index(len(layers)),
-        )
-        for group, (window, layers) in enumerate(members.items())
     )
 
 

@@ -38,8 +38,9 @@ class StepShape:
     """What decides how long a step takes.
 
     Attributes:
-        num_prefill_tokens: new tokens of chunks of two and more, and drafts under verification.
-        num_decode_rows: requests that run one token of their own.
+        num_prefill_tokens: new tokens of chunks of two and more.
+        num_decode_rows: requests that run one token of their own, and drafts under verification: each is one more row
+            of the products, of the head and of sampling.
         num_kv_bytes: keys and values read, each request's context once, as far as layers look back.
         num_attention_pairs: (query, key) pairs of the chunks, averaged over layers; what decode rows attend to is in
             num_kv_bytes.
@@ -70,8 +71,10 @@ class StepCosts(Settings):
     """
 
     step_s: _Seconds = Field(description="Every step: reading the weights, launching kernels, the Python part.")
-    prefill_token_s: _Seconds = Field(description="Each new token of a chunk, and each draft, up to the first bracket.")
-    decode_row_s: _Seconds = Field(description="Each request that runs one token of its own, up to the first bracket.")
+    prefill_token_s: _Seconds = Field(description="Each new token of a chunk, up to the first bracket.")
+    decode_row_s: _Seconds = Field(
+        description="Each request that runs one token of its own, and each draft verified, up to the first bracket."
+    )
     kv_byte_s: _Seconds = Field(description="Each byte of keys and values that is read.")
     attention_pair_s: _Seconds = Field(
         default=0.0, description="Each (query, key) pair of a chunk, over all layers and heads."
@@ -118,8 +121,7 @@ def step_shape(plan: StepPlan, spans: Sequence[AttentionSpan]) -> StepShape:
             num_prefill_tokens += count
             num_pairs += count * start + count * (count + 1) // 2
         else:
-            num_decode_rows += 1
-            num_prefill_tokens += count - 1
+            num_decode_rows += count
     num_kv_bytes, num_attention_pairs = 0, 0.0
     for span in spans:
         tokens, pairs = num_kv_tokens, num_pairs

@@ -27,9 +27,11 @@ def swept_number(points: Sequence[PointResult]) -> str | None:
 
 
 def draw_figures(points: Sequence[PointResult], figures: Sequence[str], path: Path) -> None:
-    """Draws the figures of all points that did not fail to a file. Draws nothing if all failed."""
+    """Draws the figures of all points that did not fail to a file, those that are numbers. Draws nothing if all
+    failed."""
     done = [point for point in points if point.result is not None]
-    if not done:
+    figures = [name for name in figures if any(_number(point, name) is not None for point in done)]
+    if not figures:
         return
     num_columns = min(_PANELS_IN_A_ROW, len(figures))
     num_rows = -(-len(figures) // num_columns)

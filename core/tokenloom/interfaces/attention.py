@@ -1,4 +1,4 @@
-"""Contract `attention` 1.0: how keys and values lie in memory, and attention over them.
+"""Contract `attention` 1.1: how keys and values lie in memory, and attention over them.
 
 The core allocates the cache tensors, owns block ids and decides who sees what; the backend decides the layout inside a
 block and computes. One call of `prepare` per forward pass and KV group serves every layer of that group.
@@ -12,6 +12,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
@@ -26,6 +27,9 @@ __all__ = [
     "AttentionLayer",
     "AttentionMetadata",
     "KVCacheSpec",
+    "KVForm",
+    "KVScaleSource",
+    "KVScales",
 ]
 
 CONTRACT_VERSION = CONTRACT_VERSIONS["attention"]
@@ -75,6 +79,35 @@ class KVCacheSpec:
     page_bytes: int
 
 
+KVForm = Literal["int8", "fp8_e4m3"]
+"""What keys and values are rounded to: int8 from -127 to 127, or float8_e4m3fn up to 448."""
+
+
+@dataclass(frozen=True, slots=True)
+class KVScaleSource:
+    """Where fixed scales of keys and values come from.
+
+    Attributes:
+        place: "checkpoint", or a file that `tokenloom calibrate-kv` wrote.
+        form: what they are for.
+    """
+
+    place: str
+    form: KVForm
+
+
+@dataclass(frozen=True, slots=True)
+class KVScales:
+    """Fixed scales of one layer: what is stored is x / scale, rounded, and what is read is that times the scale.
+
+    Attributes:
+        key, value: fp32 [Hkv], contiguous, on the device, finite and positive.
+    """
+
+    key: torch.Tensor
+    value: torch.Tensor
+
+
 @dataclass(frozen=True, slots=True)
 class AttentionLayer:
     """The facts of one layer.
@@ -85,6 +118,10 @@ class AttentionLayer:
         softmax_scale: multiplies q.k before soft cap and mask; 1/sqrt(true head_dim) unless the model says otherwise.
         window: position i sees j with i - window < j <= i; None sees all j <= i.
         soft_cap: scores become soft_cap * tanh(score / soft_cap) before the mask; None leaves them.
+        sinks: fp32 [Hq], contiguous, on the device, finite, or None: a logit for each query head that joins the
+            denominator of the softmax and nothing else, p_i = exp(s_i) / (sum_j exp(s_j) + exp(sink)). It is neither
+            scaled nor capped, and no mask hides it; a row that sees no token is zero. Since 1.1: only backends that
+            claim the flag `sinks` are given any. Source: OpenAI, gpt-oss model card (2025), on its attention layers.
     """
 
     layer_index: int
@@ -92,6 +129,7 @@ class AttentionLayer:
     softmax_scale: float
     window: int | None = None
     soft_cap: float | None = None
+    sinks: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +184,11 @@ class AttentionConfig(PluginConfig):
     @abstractmethod
     def build(self, context: AttentionContext) -> AttentionBackend: ...
 
+    def fixed_kv_scales(self) -> KVScaleSource | None:
+        """Where scales come from that were found before; None, as for most, if there are none or the backend finds them
+        as it stores. Since 1.1. The core reads them, refuses what is missing, and calls `write_scaled_kv`."""
+        return None
+
 
 class AttentionBackend(ABC):
     """Layout of the KV cache and attention over it."""
@@ -177,6 +220,21 @@ class AttentionBackend(ABC):
             metadata: this step's, from `prepare`.
         """
 
+    def write_scaled_kv(
+        self,
+        kv: Sequence[torch.Tensor],
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scales: KVScales,
+        metadata: AttentionMetadata,
+    ) -> None:
+        """As `write_kv`, with fixed scales; magnitudes beyond the largest that they can stand for become it.
+
+        Since 1.1: only called where `AttentionConfig.fixed_kv_scales` names a source.
+        """
+        given = f"keys {tuple(key.shape)}, values {tuple(value.shape)}, {len(kv)} tensors, {type(metadata).__name__}"
+        raise AssertionError(f"{type(self).__name__} has no use for fixed scales of keys and values: {scales}, {given}")
+
     @abstractmethod
     def forward(
         self,
@@ -193,7 +251,7 @@ class AttentionBackend(ABC):
         Args:
             query: [T, Hq, D]; only the last dimension is sure to be contiguous. Not changed.
             kv: this layer's cache tensors; not changed.
-            layer: scale, window and soft cap.
+            layer: scale, window, soft cap and sinks.
             metadata: this step's, from `prepare`.
 
         Returns:

@@ -34,16 +34,16 @@ ContractVersion = tuple[int, int]
 """(major, minor). Majors must be equal; a plugin's minor must not be newer than the core's."""
 
 CONTRACT_VERSIONS: Mapping[str, ContractVersion] = {
-    "attention": (1, 0),
+    "attention": (1, 1),
     "scheduler": (1, 3),
     "scheduler.victim": (1, 0),
     "scheduler.admission": (1, 0),
     "cache": (1, 1),
     "cache.eviction": (1, 0),
-    "spec_decode": (1, 2),
+    "spec_decode": (1, 3),
     "spec_decode.policy": (1, 1),
-    "quant": (1, 1),
-    "executor": (1, 2),
+    "quant": (1, 2),
+    "executor": (1, 3),
     "logits_processor": (1, 0),
 }
 """The contract version that this core speaks, for each kind. The same numbers stand in the interface modules' docs."""
@@ -78,8 +78,10 @@ class Capabilities:
         dtypes: activation dtypes, e.g. ("float32", "bfloat16").
         head_dims: attention head sizes; only read from attention plugins.
         block_size_multiple: KV block sizes must be a multiple of this.
-        flags: named abilities, e.g. "sliding_window", "soft_cap", "tree_mask", "prefix_cache", "async_launch". A flag
-            that is absent means the plugin cannot do it.
+        flags: named abilities, e.g. "sliding_window", "soft_cap", "sinks", "tree_mask", "prefix_cache", "async_launch".
+            A flag that is absent means the plugin cannot do it; "deterministic@cpu" means that it can on that type of
+            device only. "whole_scores" says of attention that it holds all of a request's scores in memory, which
+            experiments count.
         needs: flags that *other* plugins must have, as {kind: (flag, ...)}.
         requires: modules that must be importable for the plugin to run.
     """
@@ -92,12 +94,16 @@ class Capabilities:
     needs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     requires: tuple[str, ...] = ()
 
+    def has_flag(self, flag: str, device: str) -> bool:
+        """Whether the plugin can do `flag` on a type of device: it declares `flag`, or "`flag`@`device`"."""
+        return flag in self.flags or f"{flag}@{device}" in self.flags
+
     def summary(self) -> str:
-        """One line for tables, e.g. "cpu,cuda; float32,bfloat16; sliding_window,tree_mask"."""
-        parts: list[str] = []
-        for values in (self.devices, self.dtypes, self.head_dims, sorted(self.flags) or None):
-            if values is not None:
-                parts.append(",".join(str(v) for v in values))
+        """One line for tables, e.g. "cpu,cuda; float32,bfloat16; sliding_window, tree_mask"; it may wrap at flags."""
+        lists = (self.devices, self.dtypes, self.head_dims)
+        parts = [",".join(str(value) for value in values) for values in lists if values is not None]
+        if self.flags:
+            parts.append(", ".join(sorted(self.flags)))
         return "; ".join(parts) if parts else "any"
 
 

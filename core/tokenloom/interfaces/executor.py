@@ -1,11 +1,12 @@
-"""Contract `executor` 1.2: where the model runs. A step is launched, and lands when its handle is asked for the result.
+"""Contract `executor` 1.3: where the model runs. A step is launched, and lands when its handle is asked for the result.
 
 A synchronous executor computes inside `launch` and returns a finished handle. One with the capability "async_launch"
 returns at once; the engine then plans step n + 1 while step n runs (`engine.pipeline_depth=2`).
 
 Version 1.1 adds `StepPlan.transfers` and `StepResult.lost`. Only an executor with the capability "swap" is ever given
 exports, imports and steps without rows, and only one with the capability "block_copy" is given copies. Version 1.2 adds
-`ExecutorConfig.place`.
+`ExecutorConfig.place`, 1.3 `KVGroupSpec.takes_drafts`, `ModelTraits.has_sinks` and
+`ModelFacts.weight_remarks`.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ class KVGroupSpec:
         pool_id: pool that the group's blocks come from; groups share one only if their page_bytes are equal.
         lookahead: how many tokens past t an entry at t depends on.
         is_drafter: a drafter's group; behind the frontier it may hold what was drafted.
+        takes_drafts: the same may be said of a target's group, whose layers the drafter runs.
     """
 
     group_id: int
@@ -56,6 +58,7 @@ class KVGroupSpec:
     pool_id: int = 0
     lookahead: int = 0
     is_drafter: bool = False
+    takes_drafts: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +74,7 @@ class ModelFacts:
         block_root: digest input of every block key: weights, quantization, KV dtype and layout.
         memory: breakdown in bytes: weights, kv_cache, activation_peak, workspace, available.
         device, dtype, operations: what `auto` was resolved to.
+        weight_remarks: how the quantizer stores weights, a sentence each; see `Quantizer.remarks`.
     """
 
     max_model_len: int
@@ -83,6 +87,7 @@ class ModelFacts:
     device: str = "cpu"
     dtype: str = "float32"
     operations: str = "torch"
+    weight_remarks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +100,7 @@ class ModelTraits:
         has_soft_cap: whether any layer caps its attention scores.
         device: resolved device type, e.g. "cpu"; never "auto".
         dtype: resolved activation dtype, e.g. "bfloat16"; never "auto".
+        has_sinks: whether any layer has attention sinks.
     """
 
     head_dim: int
@@ -102,6 +108,7 @@ class ModelTraits:
     has_soft_cap: bool
     device: str
     dtype: str
+    has_sinks: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,11 @@
-"""Contract `quant` 1.1: how weights are stored and multiplied.
+"""Contract `quant` 1.2: how weights are stored and multiplied.
 
 The core walks the model, decides by full dotted names which layers are skipped, and asks the quantizer for the storage
 of each other layer. The loader then hands over checkpoint tensors shard by shard; `finalize` packs them once.
 
 Words: N output features, K input features, M rows of activations.
+
+Version 1.2 adds `QuantContext.operations` and `Quantizer.remarks`.
 """
 
 from __future__ import annotations
@@ -44,6 +46,8 @@ class QuantContext:
         deterministic: results of a row must not depend on the other rows, bit for bit.
         stored_types: types of blocks that occur in the checkpoint, such as "Q4_1" of GGUF; see
             `Quantizer.stored_types`.
+        operations: what computes the other layers, "torch", "native" or "triton"; see `engine.operations`. With
+            "triton" on a CPU, Triton interprets its kernels, or memory is only being planned.
     """
 
     dtype: torch.dtype
@@ -51,6 +55,7 @@ class QuantContext:
     checkpoint: Mapping[str, Any] = field(default_factory=dict)
     deterministic: bool = False
     stored_types: frozenset[str] = frozenset()
+    operations: Literal["torch", "native", "triton"] = "torch"
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +189,12 @@ class Quantizer(ABC):
         """Types of blocks that `LinearWeights.load` takes as a checkpoint stores them, by the format's names ("Q4_1" of
         GGUF). Blocks of all other types come decoded, as "weight"."""
         return frozenset()
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What was decided while weights were loaded, a sentence each: which stay packed, which are dequantized, and
+        why. For programs; `ModelFacts.weight_remarks` repeats it."""
+        return ()
 
     @property
     @abstractmethod

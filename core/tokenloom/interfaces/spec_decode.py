@@ -1,4 +1,4 @@
-"""Contract `spec_decode` 1.2 (proposes tokens). How many is decided by `tokenloom.interfaces.draft_policy`.
+"""Contract `spec_decode` 1.3 (proposes tokens). How many is decided by `tokenloom.interfaces.draft_policy`.
 
 A drafter guesses the next tokens of each sequence; the core verifies them with the target model in the next step, keeps
 what the target would have said anyway, and rolls back the rest. A wrong guess costs time, never correctness.
@@ -12,6 +12,8 @@ Changes of `spec_decode`:
     1.1  `DraftBatch.sampling`, for drafters that sample; `SpecDecodeConfig.verifier`, which every Config inherits.
     1.2  `SpecDecodeConfig.simulated_acceptance`. KV memory for layers of a drafter's own (`DraftBatch.memory`; before,
          such drafters were refused); what `DrafterContext` says of the engine; `Drafter.num_weight_bytes`.
+    1.3  The target's layers for drafters that run some of them: `DrafterContext.target_layers`,
+         `DrafterNeeds.target_kv`.
     Drafters written for an older minor version run as they are.
 """
 
@@ -37,6 +39,7 @@ from tokenloom.interfaces.draft_policy import (
     DraftPolicyContext,
     VerifiedDrafts,
 )
+from tokenloom.interfaces.target_layers import LayerParts, TargetLayers
 from tokenloom.parallel import ParallelContext
 from tokenloom.sampling_params import SamplingParams
 
@@ -53,8 +56,10 @@ __all__ = [
     "Drafter",
     "DrafterContext",
     "DrafterNeeds",
+    "LayerParts",
     "Proposal",
     "SpecDecodeConfig",
+    "TargetLayers",
     "VerifiedDrafts",
     "Verifier",
 ]
@@ -83,6 +88,7 @@ class DrafterContext:
         deterministic: results of a request must not depend on the rest of the batch, bit for bit.
         model_path: the target's checkpoint; None if it has none.
         progress: is told (stage, done, total) while the drafter loads weights.
+        target_layers: the target's layers; None from an executor that lends none.
     """
 
     vocab_size: int
@@ -99,6 +105,7 @@ class DrafterContext:
     deterministic: bool = False
     model_path: Path | None = None
     progress: Callable[[str, int, int], None] = lambda _stage, _done, _total: None
+    target_layers: TargetLayers | None = None
 
 
 class TensorFunction(ABC):
@@ -116,11 +123,14 @@ class DrafterNeeds:
         hidden_layers: decoder layers whose output (residual stream) it reads; -1 is the final normed state.
         kv_groups: KV memory of its own layers. Heads have the same numbers and size in all groups.
         kv_fingerprint: names what the entries of its KV depend on beside the tokens: weights, quantization, settings.
+        target_kv: its passes run the target's layers on the target's own KV memory, which `DraftBatch.memory` then is.
+            Excludes kv_groups. What it writes behind the frontier is never read by anybody else.
     """
 
     hidden_layers: tuple[int, ...] = ()
     kv_groups: tuple[DraftKVGroup, ...] = ()
     kv_fingerprint: str = ""
+    target_kv: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +175,7 @@ class DraftBatch:
             of this step, in sequence order, requests after one another.
         cu_hidden: int64 [B + 1], host: request b's rows of hidden_states are cu_hidden[b]..cu_hidden[b + 1] - 1.
         sampling: per request, how it samples.
-        memory: of a drafter with kv_groups; see `tokenloom.interfaces.draft_memory`.
+        memory: of a drafter with kv_groups or target_kv; see `tokenloom.interfaces.draft_memory`.
     """
 
     request_ids: Sequence[str]

@@ -54,7 +54,7 @@ class KVManager:
         self._clock = clock
         self.pools = tuple(KVPool(count, build_cache(count), plugin) for count in num_blocks)
         self.pool_of_group = tuple(group.pool_id for group in self.groups)
-        self.draft_groups = tuple(group.group_id for group in self.groups if group.is_drafter)
+        self.draft_groups = tuple(group.group_id for group in self.groups if group.is_drafter or group.takes_drafts)
         self._tables: dict[str, list[list[int]]] = {}
         self._keys = RequestKeys(block_root, self.groups, block_size)
         self._num_published: dict[str, list[int]] = {}

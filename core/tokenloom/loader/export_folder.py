@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -22,7 +22,7 @@ from tokenloom.loader.hf_checkpoint import HFCheckpoint
 from tokenloom.model_config import ModelConfig
 from tokenloom.models.registry import architecture_named
 
-__all__ = ["ExportOptions", "export_folder"]
+__all__ = ["ExportOptions", "export_folder", "write_settings"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,14 +88,33 @@ def _write(
 ) -> None:
     dtype = checkpoint.config.dtype if options.dtype == "auto" else options.dtype
     config = replace(checkpoint.config, dtype=dtype)
-    # What may be refused comes before the weights, which take long.
-    _write_json(folder / "config.json", architecture_named(config.architecture).config_json(config))
-    _write_json(folder / "generation_config.json", _generation_config(checkpoint))
-    write_tokenizer(checkpoint.tokenizer_source(), config, folder)
+    write_settings(checkpoint, config, folder)  # before the weights, which take long: it may be refused
     write_weights(checkpoint, folder, getattr(torch, dtype), options.max_shard_bytes, progress)
     for file in folder.iterdir():  # safetensors makes files that only their owner may read
         shutil.copymode(folder / "config.json", file)
     _check_written(checkpoint, config, folder)
+
+
+def write_settings(
+    checkpoint: Checkpoint, config: ModelConfig, folder: Path, quantization: Mapping[str, Any] | None = None
+) -> None:
+    """Writes everything but weights: config.json, generation_config.json and the tokenizer.
+
+    Args:
+        checkpoint: where the tokenizer and generation_config.json come from.
+        config: what config.json is to say.
+        folder: must be there.
+        quantization: its `quantization_config`, if the weights are to be quantized.
+
+    Raises:
+        ModelError: config or tokenizer have no exact form in such a folder.
+    """
+    values = architecture_named(config.architecture).config_json(config)
+    if quantization is not None:
+        values = {**values, "quantization_config": dict(quantization)}
+    _write_json(folder / "config.json", values)
+    _write_json(folder / "generation_config.json", _generation_config(checkpoint))
+    write_tokenizer(checkpoint.tokenizer_source(), config, folder)
 
 
 def _generation_config(checkpoint: Checkpoint) -> dict[str, Any]:

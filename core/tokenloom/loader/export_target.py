@@ -15,7 +15,7 @@ from tokenloom.loader.weight_index import WEIGHT_FILES
 __all__ = ["check_source", "check_target", "put_in_place"]
 
 _CONFIG = "config.json"
-_KNOWN_FILES = frozenset({_CONFIG, "generation_config.json", *WEIGHT_FILES, *TOKENIZER_FILES})
+_KNOWN_FILES = frozenset({_CONFIG, "generation_config.json", "README.md", *WEIGHT_FILES, *TOKENIZER_FILES})
 _SHARD = re.compile(r"model-\d+-of-\d+\.safetensors|pytorch_model-\d+-of-\d+\.bin")
 
 _log = logging.getLogger(__name__)

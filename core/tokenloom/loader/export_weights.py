@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from tokenloom.checkpoint.base import Checkpoint
 from tokenloom.loader.weight_index import WEIGHT_FILES
 
-__all__ = ["write_weights"]
+__all__ = ["write_tensors", "write_weights"]
 
 _STAGE = "writing weights"
 
@@ -37,6 +37,17 @@ def write_weights(
         OSError: the disk is full, or not writable.
     """
     names = checkpoint.tensor_names()
+    write_tensors(names, lambda name: checkpoint.load(name, dtype), folder, max_shard_bytes, progress)
+
+
+def write_tensors(
+    names: Sequence[str],
+    load: Callable[[str], torch.Tensor],
+    folder: Path,
+    max_shard_bytes: int,
+    progress: Callable[[str, int, int], None],
+) -> None:
+    """Writes the tensors `names`, each as `load` gives it; the rest as in `write_weights`."""
     shards: list[list[str]] = []
     pending: dict[str, torch.Tensor] = {}
     total_bytes = pending_bytes = 0
@@ -49,7 +60,7 @@ def write_weights(
 
     for done, name in enumerate(names):
         progress(_STAGE, done, len(names))
-        tensor = checkpoint.load(name, dtype).contiguous()
+        tensor = load(name).contiguous()
         if pending and pending_bytes + tensor.nbytes > max_shard_bytes:
             flush()
         pending[name] = tensor

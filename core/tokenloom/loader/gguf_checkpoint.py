@@ -77,6 +77,11 @@ class GGUFCheckpoint(Checkpoint):
         num_heads = self._rotated_heads(name)
         return values if num_heads is None else self._separate_halves(name, values, num_heads)
 
+    def stored_form(self, name: str) -> tuple[str, tuple[int, ...]]:
+        self.file_of(name)
+        info = self._file.tensors[self._gguf_names[name]]
+        return info.block_type.name, tuple(info.shape)
+
     @property
     def stored_types(self) -> frozenset[str]:
         return frozenset(info.block_type.name for info in self._file.tensors.values() if info.is_in_blocks)

@@ -90,6 +90,11 @@ class HFCheckpoint(Checkpoint):
             )
         return stored.to(dtype, memory_format=torch.contiguous_format)
 
+    def stored_form(self, name: str) -> tuple[str, tuple[int, ...]]:
+        self.file_of(name)
+        stored = self._view(name)
+        return _dtype_name(stored.dtype), tuple(stored.shape)
+
     def tokenizer_source(self) -> TokenizerSource:
         return TokenizerSource("hf", self._path, {}, _chat_template(self._path))
 

@@ -77,9 +77,20 @@ class AttentionPart:
         if rotation is not None:
             turned = self._rotary(turned, rotation.cos, rotation.signed_sin)
         metadata = context.metadata[self.facts.group_id]
-        context.attention.write_kv(kv, turned[:, num_heads:], heads[:, num_rotated:], metadata)
+        self._write(kv, turned[:, num_heads:], heads[:, num_rotated:], context)
         attended = context.attention.forward(turned[:, :num_heads], kv, self.facts, metadata)  # [T, Hq, D]
         return self._output.apply(attended.flatten(1))
+
+    def _write(
+        self, kv: Sequence[torch.Tensor], key: torch.Tensor, value: torch.Tensor, context: ForwardContext
+    ) -> None:
+        metadata, scales = context.metadata[self.facts.group_id], context.kv_scales.get(self.facts.layer_index)
+        if context.kv_sink is not None:
+            context.kv_sink(self.facts, key, value)
+        if scales is None:
+            context.attention.write_kv(kv, key, value, metadata)
+        else:
+            context.attention.write_scaled_kv(kv, key, value, scales, metadata)
 
 
 def _qkv_projection(config: ModelConfig, factory: LayerFactory, name: str) -> Linear:

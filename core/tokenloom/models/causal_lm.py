@@ -6,20 +6,36 @@ T new tokens in the step, R rows that need logits, H hidden size, V vocabulary.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
 from tokenloom.checkpoint.base import Checkpoint
-from tokenloom.interfaces.attention import AttentionBackend, AttentionLayer, AttentionMetadata
+from tokenloom.interfaces.attention import AttentionBackend, AttentionLayer, AttentionMetadata, KVScales
+from tokenloom.interfaces.target_layers import LayerParts
 from tokenloom.model_config import ModelConfig
 from tokenloom.models.weight_loading import LoadProgress
 
-__all__ = ["FINAL_STATE", "CausalLM", "ForwardContext", "ModelOutput", "PromptSink", "assign_groups"]
+__all__ = [
+    "FINAL_STATE",
+    "CausalLM",
+    "ForwardContext",
+    "KVSink",
+    "ModelOutput",
+    "PromptSink",
+    "StateSink",
+    "assign_groups",
+]
 
 PromptSink = Callable[[torch.Tensor], None]
 """Told final normed states [n, H] of prompt positions whose next token gets a logprob, in order; copy what is kept."""
+
+StateSink = Callable[[Mapping[int, torch.Tensor]], None]
+"""Told what each forward pass captured, see `ModelOutput.captured`; copy what is kept."""
+
+KVSink = Callable[[AttentionLayer, torch.Tensor, torch.Tensor], None]
+"""Told a layer's facts and the new tokens' keys and values, [T, Hkv, D] each; copy what is kept."""
 
 FINAL_STATE = -1
 """In `ForwardContext.capture_layers`: the final normed state, beside the numbers of decoder layers."""
@@ -35,6 +51,9 @@ class ForwardContext:
         metadata: this step's, one per KV group, indexed by group_id.
         kv: cache tensors of each layer, in the order of `CausalLM.attention_layers()`; mutated.
         capture_layers: decoder layers whose output is wanted; `FINAL_STATE` is the final normed state.
+        parts: only these parts of the layers run, and nothing is captured; None runs all.
+        kv_scales: fixed scales of keys and values, by `AttentionLayer.layer_index`; layers without are written plainly.
+        kv_sink: told what each layer is about to store; for calibration.
     """
 
     positions: torch.Tensor
@@ -42,6 +61,9 @@ class ForwardContext:
     metadata: tuple[AttentionMetadata, ...]
     kv: Sequence[Sequence[torch.Tensor]]
     capture_layers: tuple[int, ...] = ()
+    parts: LayerParts | None = None
+    kv_scales: Mapping[int, KVScales] = field(default_factory=dict)
+    kv_sink: KVSink | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ import torch
 
 from tokenloom.checkpoint.base import Checkpoint
 from tokenloom.interfaces.attention import AttentionLayer
+from tokenloom.interfaces.target_layers import LayerParts
 from tokenloom.model_config import ModelConfig
 from tokenloom.models.causal_lm import FINAL_STATE, CausalLM, ForwardContext, ModelOutput, assign_groups
 from tokenloom.models.decoder_layer import DecoderLayer, MakeLayer
@@ -82,6 +83,8 @@ class Decoder(CausalLM):
         return self._norm.enter(delta, residual)[0]
 
     def forward(self, token_ids: torch.Tensor, context: ForwardContext) -> ModelOutput:
+        if context.parts is not None:
+            return ModelOutput(self._run_parts(token_ids, context, context.parts))
         rotations, capture_layers = self.rotations(context.positions), context.capture_layers
         captured: dict[int, torch.Tensor] = {}
         residual = self.embed(token_ids)  # [T, H]
@@ -95,6 +98,19 @@ class Decoder(CausalLM):
         if FINAL_STATE in capture_layers:
             captured[FINAL_STATE] = hidden
         return ModelOutput(hidden, captured)
+
+    def _run_parts(self, token_ids: torch.Tensor, context: ForwardContext, parts: LayerParts) -> torch.Tensor:
+        """The final normed state [T, H] after some parts of the layers."""
+        residual = self.embed(token_ids)  # [T, H]
+        delta: torch.Tensor | None = None
+        rotations = self.rotations(context.positions)
+        layers = zip(self._layers, rotations, context.kv, parts.attention, parts.ffn, strict=False)
+        for layer, rotation, kv, runs_attention, runs_ffn in layers:
+            if runs_attention:
+                delta, residual = layer.attention_part(delta, residual, rotation, kv, context)
+            if runs_ffn:
+                delta, residual = layer.ffn_part(delta, residual)
+        return self.final_state(delta, residual)
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         logits = self._head.apply_float32(hidden)  # [R, V]

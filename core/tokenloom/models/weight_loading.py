@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from tokenloom.checkpoint.base import Checkpoint
+from tokenloom.checkpoint.kv_scale_names import is_kv_scale
 from tokenloom.errors import ModelError, did_you_mean
 from tokenloom.models.load_targets import LoadTarget
 
@@ -43,7 +44,7 @@ def load_weights(
         ModelError: a tensor is missing, unknown, or of the wrong shape; nothing was loaded in the first two cases.
     """
     owners = {part: target for target in targets for part in target.parts}
-    names = [name for name in checkpoint.tensor_names() if not is_elsewhere(name)]
+    names = [name for name in checkpoint.tensor_names() if not (is_elsewhere(name) or is_kv_scale(name))]
     _check_names(names, owners, targets, checkpoint)
     pending = Counter(id(owners[_part(name)]) for name in names)
     for done, name in enumerate(names):

@@ -92,7 +92,16 @@ class NativeLinear(PackedLinear):
 
 def _pack(weight: torch.Tensor, memory: WeightMemory | None) -> torch.Tensor:
     """[N, K] -> [ceil(N / 32), pairs, 32, 2], zeros where there is no weight; see linear.h."""
+    assert weight.dtype == torch.bfloat16, f"weights of {weight.dtype}"
     num_rows, size = weight.shape
-    filled = functional.pad(weight, (0, -size % _DEPTH, 0, -num_rows % _PANEL))
-    panels = filled.view(-1, _PANEL, filled.shape[1] // 2, 2).transpose(1, 2)
-    return panels.contiguous() if memory is None else memory.empty(panels.shape, weight.dtype).copy_(panels)
+    padding = (0, -size % _DEPTH, 0, -num_rows % _PANEL)
+    # Even where there is nothing to add, pad would copy.
+    filled = (functional.pad(weight, padding) if any(padding) else weight).contiguous()
+    if filled.storage_offset() % 2:  # a part of a file that begins within a word
+        filled = filled.clone()
+    # A pair is moved as one word: copying runs along the longest dimension that it finds, which would be the pair.
+    words = filled.view(torch.int32).view(-1, _PANEL, filled.shape[1] // 2).transpose(1, 2)  # [panels, pairs, 32]
+    shape = (*words.shape, 2)
+    target = weight.new_empty(shape) if memory is None else memory.empty(shape, weight.dtype)
+    target.view(torch.int32).squeeze(-1).copy_(words)
+    return target

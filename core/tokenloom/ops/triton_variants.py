@@ -9,14 +9,14 @@ from collections.abc import Iterator
 
 import torch
 
-from tokenloom.ops.kernel_launch import KernelLaunch
+from tokenloom.ops.kernel_launch import KernelLaunch, KernelVariant
 from tokenloom.ops.triton_layers import operations as layers
 from tokenloom.ops.triton_sampling import operations as sampling
 from tokenloom.sampling.batch import SamplingBatch, SamplingRow
 from tokenloom.sampling.verify import Verification
 from tokenloom.sampling_params import SamplingParams
 
-__all__ = ["fused_launches"]
+__all__ = ["fused_variants"]
 
 _HIDDEN_SIZES = (576, 2048, 4096, 8192, 16384)
 _HEADS = ((64, 64), (80, 80), (96, 32), (128, 128), (256, 256))
@@ -24,11 +24,16 @@ _HEADS = ((64, 64), (80, 80), (96, 32), (128, 128), (256, 256))
 _VOCAB_SIZES = (49152, 128256)
 _EPS = 1e-5
 
+_INEXACT_LOG = ("lg2.approx",)
+"""The hardware's own logarithm has an absolute error: it would lose the small ones that noise is made of."""
 
-def fused_launches(dtype: torch.dtype = torch.bfloat16) -> Iterator[tuple[str, KernelLaunch]]:
+
+def fused_variants(dtype: torch.dtype = torch.bfloat16) -> Iterator[KernelVariant]:
     """Every kernel with its name and size, for activations of `dtype`; sampling is always fp32."""
-    yield from _layer_launches(dtype)
-    yield from _sampling_launches()
+    for name, launch in _layer_launches(dtype):
+        yield KernelVariant(name, launch)
+    for name, launch in _sampling_launches():
+        yield KernelVariant(name, launch, forbidden=_INEXACT_LOG)
 
 
 def _layer_launches(dtype: torch.dtype) -> Iterator[tuple[str, KernelLaunch]]:

@@ -124,6 +124,22 @@ class AttentionForwardSuite(AttentionCases):
                 work.paged.query *= 4
             pool.check(works, layer_of(pool.shape, window, soft_cap), case="soft cap")
 
+    def test_forward_weighs_sinks_and_gives_them_no_value(self) -> None:
+        """A sink joins the denominator of its query head's softmax, once for each row: with windows and caps, in trees,
+        in sequences that are put together from parts, and where it outweighs all keys or hardly counts. It is neither
+        scaled nor capped. See `AttentionLayer.sinks`."""
+        self.require("sinks")
+        kinds = self.layer_kinds()
+        for window, soft_cap in dict.fromkeys((kinds[0], kinds[-1])):
+            pool = self.make_pool(self.shape(num_heads=6, num_kv_heads=2), 800)
+            works = [Work(pool.paged(400, 399), 1), Work(pool.paged(19), 19), Work(pool.paged(23, 18), 5)]
+            if "tree_mask" in self.capabilities.flags:
+                works.append(Work(pool.paged(25, 20), 5, random_parents(5, 0)))
+            sinks = torch.tensor([4.0, 0.5, 90.0, -1.0, -90.0, 2.5], device=pool.shape.device)
+            layer = replace(layer_of(pool.shape, window, soft_cap), sinks=sinks)
+            pool.check(works, layer, num_padding=1, case="sinks")
+            pool.check(works[1:2], layer, case="sinks of one prompt")
+
     def test_forward_of_a_prompt_equals_its_chunks(self) -> None:
         """prefill(n) == prefill(k) + prefill(n - k), whatever k. A chunk attends to the cached part as well; its first
         new token has slot seq_len - query_len."""

@@ -47,6 +47,7 @@ def reference_attend(
     visible: torch.Tensor,
     softmax_scale: float,
     soft_cap: float | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attention of one request in fp32; what is not visible cannot reach the result, NaN included.
 
@@ -54,7 +55,7 @@ def reference_attend(
         query: [R, Hq, D].
         key, value: [S, Hkv, D]; query head h reads KV head h // (Hq // Hkv).
         visible: bool [R, S].
-        softmax_scale, soft_cap: as in `AttentionLayer`.
+        softmax_scale, soft_cap, sinks: as in `AttentionLayer`.
 
     Returns:
         fp32 [R, Hq, D]; rows that see nothing are zero.
@@ -67,7 +68,10 @@ def reference_attend(
     if soft_cap is not None:
         scores = soft_cap * torch.tanh(scores / soft_cap)
     scores = torch.where(visible, scores, float("-inf"))
-    weights = torch.where(visible.any(1)[:, None], torch.softmax(scores, dim=-1), 0.0)
+    if sinks is not None:  # one more column, whose weight goes nowhere
+        scores = torch.cat([scores, sinks.float()[:, None, None].expand(-1, scores.shape[1], 1)], dim=-1)
+    weights = torch.softmax(scores, dim=-1)[..., : key.shape[0]]
+    weights = torch.where(visible.any(1)[:, None], weights, 0.0)
     return torch.einsum("hrs,shd->rhd", weights, v)
 
 
@@ -84,7 +88,7 @@ def reference_forward(
         query: [T, Hq, D].
         key_blocks, value_blocks: [num_blocks, BS, Hkv, D], what `export_blocks` gives for all blocks in order.
         batch: the step's work.
-        layer: scale, window and soft cap.
+        layer: scale, window, soft cap and sinks.
 
     Returns:
         fp32 [T, Hq, D].
@@ -102,6 +106,7 @@ def reference_forward(
         tree_mask = None if batch.tree_mask is None else batch.tree_mask[start:stop]
         visible = reference_visible(seq_len - query_len, batch.positions[start:stop], layer.window, tree_mask)
         key, value = key_blocks[blocks, offsets], value_blocks[blocks, offsets]  # [seq_len, Hkv, D]
-        out[start:stop] = reference_attend(query[start:stop], key, value, visible, layer.softmax_scale, layer.soft_cap)
+        form = (layer.softmax_scale, layer.soft_cap, layer.sinks)
+        out[start:stop] = reference_attend(query[start:stop], key, value, visible, *form)
         start = stop
     return out

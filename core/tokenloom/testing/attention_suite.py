@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -24,8 +25,8 @@ class AttentionSuite(AttentionForwardSuite, AttentionMemorySuite):
             plugin = "my_attention"
 
     What is tried follows from the plugin's `Capabilities`: its dtypes, head sizes and block sizes, and the flags
-    `sliding_window`, `soft_cap`, `tree_mask` and `deterministic`. It runs on the CPU if the plugin declares it, else on
-    CUDA; `device = "cuda"` chooses. A backend that quantizes its cache overrides `as_stored`.
+    `sliding_window`, `soft_cap`, `sinks`, `tree_mask` and `deterministic`. It runs on the CPU if the plugin declares
+    it, else on CUDA; `device = "cuda"` chooses. A backend that quantizes its cache overrides `as_stored`.
     """
 
     @pytest.mark.parametrize("dtype", DTYPES)
@@ -51,15 +52,20 @@ class AttentionSuite(AttentionForwardSuite, AttentionMemorySuite):
         """What is the same in every batch must also be right: `deterministic` often takes another path, with tiles of
         its own, windows and trees included."""
         self.require("deterministic")
+        flags = self.capabilities.flags
         for window, soft_cap in self.layer_kinds():
             pool = self.make_pool(self.shape(deterministic=True), 1000)
             works = mixed_works(pool)
-            if "tree_mask" in self.capabilities.flags:
+            if "tree_mask" in flags:
                 works.append(Work(pool.paged(75, 30), 45, random_parents(45, 0)))
             if window is not None:
                 for work in works:
                     pool.free_left_of_window(work.paged, window)
-            pool.check(works, layer_of(pool.shape, window, soft_cap), num_padding=2, case="deterministic")
+            layer = layer_of(pool.shape, window, soft_cap)
+            pool.check(works, layer, num_padding=2, case="deterministic")
+            if "sinks" in flags:
+                sinks = torch.linspace(-2.0, 3.0, pool.shape.num_heads, device=pool.shape.device)
+                pool.check(works, replace(layer, sinks=sinks), num_padding=2, case="deterministic, sinks")
 
     def _run_in_pieces(self, pool: Pool, paged: Paged, layer: AttentionLayer, pieces: list[int]) -> torch.Tensor:
         """The sequence's outputs when its tokens come in pieces, each in a step with other requests."""

@@ -15,12 +15,24 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from tokenloom.interfaces.spec_decode import DraftBatch, Drafter, DrafterContext, DraftSampling, Proposal
+from tokenloom.interfaces.draft_memory import DraftKVGroup
+from tokenloom.interfaces.spec_decode import (
+    DraftBatch,
+    Drafter,
+    DrafterContext,
+    DraftSampling,
+    LayerParts,
+    Proposal,
+)
 from tokenloom.sampling_params import SamplingParams
 from tokenloom.testing.lent_memory import LentMemory
+from tokenloom.testing.tiny_decoder import TinyDecoder
 
 __all__ = ["Asked", "DraftDriver", "DraftScript", "drafts_of", "same_drafts", "scripts"]
 
+_TARGET_KV = DraftKVGroup(
+    TinyDecoder.num_layers, TinyDecoder.num_kv_heads, TinyDecoder.head_dim, num_heads=TinyDecoder.num_heads
+)
 _ROOM = 8
 """Slots behind a request's tokens: where the core stores drafts that it is verifying."""
 
@@ -109,7 +121,9 @@ class DraftDriver:
         self._context = context
         needs = drafter.needs()
         self._layers = needs.hidden_layers
-        self._memory = LentMemory(needs.kv_groups, context) if needs.kv_groups else None
+        self._uses_target = needs.target_kv
+        groups = (_TARGET_KV,) if needs.target_kv else needs.kv_groups
+        self._memory = LentMemory(groups, context) if groups else None
         self._is_poisoned = is_poisoned
         self._filler = filler
         self._seen: dict[str, int] = {}
@@ -142,6 +156,8 @@ class DraftDriver:
         )
         if self._memory is not None:
             self._memory.join(batch.request_ids)
+        if self._uses_target:
+            self._run_target(batch)
         proposals = list(self._drafter.propose(batch))
         assert len(proposals) == len(asked), f"{len(proposals)} proposals for {len(asked)} requests"
         for request, buffer in zip(asked, buffers, strict=True):
@@ -171,6 +187,23 @@ class DraftDriver:
                 found[request.request_id].append(proposal)
         self.forget(*found)
         return found
+
+    def _run_target(self, batch: DraftBatch) -> None:
+        """Writes the target's keys and values of the new verified tokens, as its forward pass has done by then."""
+        layers, memory, cu = self._context.target_layers, batch.memory, batch.cu_hidden
+        assert layers is not None, "the context lends no layers of a target"
+        assert memory is not None, "the driver gives memory"
+        assert cu is not None, "the driver tells how many tokens are new"
+        counts = np.diff(cu).tolist()
+        rows = [row for row, count in enumerate(counts) if count]
+        if not rows:
+            return
+        starts, new = [batch.first_positions[row] for row in rows], [counts[row] for row in rows]
+        spans = zip(rows, starts, new, strict=True)
+        tokens = np.concatenate([batch.token_ids[row][start : start + count] for row, start, count in spans])
+        draft_pass = memory.begin([batch.request_ids[row] for row in rows], starts, new)
+        everything = (True,) * self._context.num_layers
+        layers.run(torch.from_numpy(tokens.astype(np.int64)), draft_pass, LayerParts(everything, everything))
 
     def _buffer(self, asked: Asked) -> npt.NDArray[np.int32]:
         return np.array((*asked.token_ids, *[self._filler] * _ROOM), np.int32)

@@ -57,9 +57,12 @@ CARDS: Mapping[str, Card] = {
     "sm_89": Card("cuda", 89, 32, 99 * 1024, "mma.sync"),
     "sm_90": Card("cuda", 90, 32, 227 * 1024, "mma"),
     "sm_100": Card("cuda", 100, 32, 227 * 1024, "mma"),
+    "sm_103": Card("cuda", 103, 32, 227 * 1024, "mma"),
+    "sm_120": Card("cuda", 120, 32, 99 * 1024, "mma.sync"),
     "gfx942": Card("hip", "gfx942", 64, 64 * 1024, "v_mfma"),
+    "gfx950": Card("hip", "gfx950", 64, 160 * 1024, "v_mfma"),
 }
-"""A100, RTX 30, RTX 40, H100 and H200, B200, MI300."""
+"""A100, RTX 30, RTX 40, H100 and H200, B200, B300, RTX 50, MI300, MI350."""
 
 
 @final

@@ -252,7 +252,8 @@ class Pool:
             visible = reference_visible(paged.num_computed, positions, layer.window, mask)
             query = paged.query[paged.num_computed : work.seq_len]
             key, value = (self._as_stored(of_all[: work.seq_len]) for of_all in (paged.key, paged.value))
-            parts.append(reference_attend(query, key, value, visible, layer.softmax_scale, layer.soft_cap))
+            form = (layer.softmax_scale, layer.soft_cap, layer.sinks)
+            parts.append(reference_attend(query, key, value, visible, *form))
         return torch.cat(parts)
 
     def exported(self) -> list[torch.Tensor]:

@@ -141,7 +141,7 @@ class QuantSuite(QuantModelSuite):
         """Built with `deterministic`, a row's result is the same bits in any batch. Matrix products choose their order
         of summation by shape."""
         kind = require_dtype(self.capabilities, dtype)
-        if "deterministic" not in self.capabilities.flags:
+        if not self.capabilities.has_flag("deterministic", self.numeric_device().type):
             pytest.skip(f"quant={self.info.name} does not claim the flag deterministic")
         self.require_linear()
         for spec in self.linear_specs():

@@ -7,12 +7,14 @@ wanders through the vocabulary, and falls into repetitions now and then, as draf
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import final
 
 import torch
 
 from tokenloom.checkpoint.base import Checkpoint
 from tokenloom.interfaces.attention import AttentionLayer
+from tokenloom.interfaces.target_layers import LayerParts
 from tokenloom.model_config import ModelConfig
 from tokenloom.models.causal_lm import FINAL_STATE, CausalLM, ForwardContext, ModelOutput
 from tokenloom.models.weight_loading import LoadProgress
@@ -70,14 +72,15 @@ class TinyDecoder(CausalLM):
     def forward(self, token_ids: torch.Tensor, context: ForwardContext) -> ModelOutput:
         captured: dict[int, torch.Tensor] = {}
         state = self.embed(token_ids) + 0.5 * _position_codes(context.positions)  # [T, H]
-        for facts, kv, (qkv, output, up, down) in zip(self.attention_layers(), context.kv, self._layers, strict=True):
-            heads = (_normed(state) @ qkv).view(len(state), -1, _HEAD_DIM)  # [T, Hq + 2 * Hkv, D]
-            query, key, value = heads[:, :_NUM_HEADS], heads[:, _NUM_HEADS:-_NUM_KV_HEADS], heads[:, -_NUM_KV_HEADS:]
-            metadata = context.metadata[facts.group_id]
-            context.attention.write_kv(kv, key, value, metadata)
-            attended = context.attention.forward(query, kv, facts, metadata)  # [T, Hq, D]
-            state = state + attended.flatten(1) @ output
-            state = state + torch.tanh(_normed(state) @ up) @ down
+        everything = LayerParts((True,) * self.num_layers, (True,) * self.num_layers)
+        parts = everything if context.parts is None else context.parts
+        layers = zip(self.attention_layers(), context.kv, self._layers, parts.attention, parts.ffn, strict=False)
+        for facts, kv, weights, runs_attention, runs_ffn in layers:
+            qkv, output, up, down = weights
+            if runs_attention:
+                state = state + _attended(_normed(state) @ qkv, kv, facts, context) @ output
+            if runs_ffn:
+                state = state + torch.tanh(_normed(state) @ up) @ down
             if facts.layer_index in context.capture_layers:
                 captured[facts.layer_index] = state
         hidden = _normed(state)
@@ -92,6 +95,17 @@ class TinyDecoder(CausalLM):
     def num_weight_bytes(self) -> int:
         tensors = [self._embedding, self._head, *(weight for layer in self._layers for weight in layer)]
         return sum(tensor.numel() * tensor.itemsize for tensor in tensors)
+
+
+def _attended(
+    projected: torch.Tensor, kv: Sequence[torch.Tensor], facts: AttentionLayer, context: ForwardContext
+) -> torch.Tensor:
+    """One layer's attention, heads side by side: [T, H]."""
+    heads = projected.view(len(projected), -1, _HEAD_DIM)  # [T, Hq + 2 * Hkv, D]
+    query, key, value = heads[:, :_NUM_HEADS], heads[:, _NUM_HEADS:-_NUM_KV_HEADS], heads[:, -_NUM_KV_HEADS:]
+    metadata = context.metadata[facts.group_id]
+    context.attention.write_kv(kv, key, value, metadata)
+    return context.attention.forward(query, kv, facts, metadata).flatten(1)  # [T, Hq, D] before
 
 
 def _normed(state: torch.Tensor) -> torch.Tensor:

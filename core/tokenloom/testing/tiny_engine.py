@@ -14,7 +14,7 @@ from tokenloom.clock import Clock, VirtualClock
 from tokenloom.engine import Engine
 from tokenloom.engine_output import EngineOutput
 from tokenloom.engine_parts import EngineParts
-from tokenloom.executors.drafting import Drafting, head_shape
+from tokenloom.executors.drafting import Drafting, LentLayers, TargetKV, head_shape, lend_groups
 from tokenloom.executors.kv_memory import allocate_kv, draft_groups, kv_groups
 from tokenloom.interfaces.attention import AttentionBackend, AttentionContext
 from tokenloom.interfaces.cache import CacheContext, PrefixCache
@@ -70,6 +70,7 @@ def drafter_context(model: TinyDecoder, max_num_seqs: int = 8) -> DrafterContext
         device=_CPU,
         embed=_Lent(model.embed),
         compute_logits=_Lent(model.compute_logits),
+        target_layers=LentLayers(model, {}),
     )
 
 
@@ -217,7 +218,7 @@ class TinyExecutor(Executor):
                 clock=clock,
                 takes_trees=settings.takes_trees,
                 verifier=settings.verifier,
-                draft_memory=drafting.memory(state, draft_kv),
+                draft_memory=drafting.memory(state, draft_kv, TargetKV(attention, kv)),
             )
         )
 
@@ -260,7 +261,7 @@ def _build_kv(facts: ModelFacts, settings: TinySettings, clock: Clock) -> KVMana
 
 def _drafting(drafter: Drafter, groups: tuple[KVGroupSpec, ...], settings: TinySettings, name: str) -> Drafting:
     """The drafter with memory for its own layers, if it wants any; `groups` are the target's."""
-    needed = drafter.needs().kv_groups
+    groups, needed = lend_groups(drafter, groups, name), drafter.needs().kv_groups
     if not needed:
         return Drafting(drafter, groups, None, name)
     num_tokens = settings.budget + settings.max_num_seqs

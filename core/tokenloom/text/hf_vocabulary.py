@@ -14,7 +14,6 @@ from tokenizers.models import BPE
 from tokenloom.errors import ModelError
 from tokenloom.text.merge_check import fault_in_merges
 from tokenloom.text.pre_tokenizers import split_style
-from tokenloom.text.sentencepiece_file import read_sentencepiece
 from tokenloom.text.sentencepiece_vocabulary import SpacePrefix, matched_tokens
 from tokenloom.text.token_bytes import SPACE_MARK, TextForm
 
@@ -93,6 +92,9 @@ def _from_sentencepiece(path: Path, kind: str | None, config: Mapping[str, Any])
     # A folder that names no class is read by the file's own rules, as the models here use them: with BOS.
     if kind is not None and kind not in _SENTENCEPIECE_CLASSES:
         _refuse_class(path, kind, _SENTENCEPIECE_CLASSES)
+    # Protobuf comes with it, which only such folders need.
+    from tokenloom.text.sentencepiece_file import read_sentencepiece
+
     file = read_sentencepiece(path, _space_prefix(path, config))
     try:
         library = file.pieces.build()

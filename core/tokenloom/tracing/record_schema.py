@@ -156,6 +156,7 @@ class _Group(_Block):
     pool_id: _Count
     lookahead: _Count
     is_drafter: bool
+    takes_drafts: bool = False
 
 
 class _Facts(_Block):

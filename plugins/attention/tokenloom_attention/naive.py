@@ -140,7 +140,7 @@ def attend(
         query: [R, Hq, D].
         key, value: [S, Hkv, D]; what no row sees may be NaN.
         visible: bool [R, S].
-        layer: scale and soft cap.
+        layer: scale, soft cap and sinks.
 
     Returns:
         fp32 [R, Hq, D]; rows that see nothing are zero.
@@ -153,7 +153,11 @@ def attend(
     if layer.soft_cap is not None:
         scores = layer.soft_cap * torch.tanh(scores / layer.soft_cap)
     scores = scores.masked_fill(~visible, float("-inf"))
-    weights = torch.softmax(scores, dim=-1).masked_fill(~visible, 0.0)  # a row of -inf alone gives NaN
+    if layer.sinks is not None:  # one more score in each row, whose weight goes nowhere
+        sinks = layer.sinks.view(num_kv_heads, -1, 1, 1).expand(-1, -1, num_rows, 1)  # [Hkv, group, R, 1]
+        scores = torch.cat((scores, sinks), dim=-1)  # [Hkv, group, R, S + 1]
+    weights = torch.softmax(scores, dim=-1)[..., : visible.shape[1]]
+    weights = weights.masked_fill(~visible, 0.0)  # a row of -inf alone gives NaN
     seen = visible.any(dim=0)[:, None, None]  # 0 * NaN is NaN: what nobody sees must be zero
     v = value.float().where(seen, 0.0).transpose(0, 1)[:, None]  # [Hkv, 1, S, D]
     return (weights @ v).permute(2, 0, 1, 3).reshape(num_rows, num_heads, head_dim)
@@ -205,5 +209,8 @@ def _reasons_against(context: AttentionContext) -> Iterator[str]:
             f"attention=naive needs a dtype in (float32, bfloat16, float16), got {context.dtype}; "
             "try model.dtype=bfloat16"
         )
-    if context.deterministic and context.device.type != "cpu":
-        yield f"attention=naive is deterministic on cpu only, got {context.device}; try engine.deterministic=false"
+    if context.deterministic and context.device.type != "cpu" and context.dtype != torch.float32:
+        yield (
+            f"attention=naive is deterministic on cpu only, got {context.device} in {context.dtype}; "
+            "try engine.deterministic=false"
+        )

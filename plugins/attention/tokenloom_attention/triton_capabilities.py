@@ -24,6 +24,6 @@ def triton_capabilities() -> Capabilities:
         devices=("cuda", "cpu") if is_interpreted else ("cuda",),
         dtypes=("float32", "float16") if is_interpreted else ("float32", "bfloat16", "float16"),
         head_dims=HEAD_DIMS,
-        flags=frozenset({"sliding_window", "soft_cap", "tree_mask"}),
+        flags=frozenset({"sliding_window", "soft_cap", "tree_mask", "sinks"}),
         requires=("triton",),
     )

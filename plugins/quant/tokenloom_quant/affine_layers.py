@@ -13,16 +13,14 @@ from tokenloom.interfaces.quant import LayerSpec, LinearWeights, Shard
 from tokenloom.models.skip_list import part_names
 from tokenloom.ops import torch_ops
 from tokenloom.ops.packed_linear import PlainLinear
-from tokenloom.ops.weight_memory import WeightMemory
 from tokenloom_quant.affine_format import CheckpointFormat, ShardTensors
 from tokenloom_quant.affine_weight import ReadWeight
-from tokenloom_quant.low_bit.affine_codes import AffineCodes, joined_codes
-from tokenloom_quant.low_bit.product import LowBitProduct
+from tokenloom_quant.fp8_blocks import ScaledFloats
+from tokenloom_quant.low_bit.affine_codes import AffineCodes
+from tokenloom_quant.low_bit.packed_product import PackedProduct
+from tokenloom_quant.packed_products import PackedProducts
 
 __all__ = ["CheckpointLinear", "CheckpointStorage"]
-
-_GROUP_MULTIPLE = 8  # of the packed product
-_MAX_PACKED_COLUMNS = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,25 +32,23 @@ class CheckpointStorage:
         dtype: of activations.
         device: where weights live.
         deterministic: results of a row must not depend on the other rows.
-        is_packed: whether codes are multiplied as they are, where that can be; else all are dequantized.
-        requires_packed: whether a layer that cannot be is an error.
-        memory: where packed weights go.
-        told: what was said already.
+        products: multiply packed weights, where that can be; None dequantizes all.
+        requires_packed: whether a layer that cannot be multiplied so is an error.
+        told: what was said already, in order.
     """
 
     plugin: str
     dtype: torch.dtype
     device: torch.device
     deterministic: bool
-    is_packed: bool
+    products: PackedProducts | None
     requires_packed: bool = False
-    memory: WeightMemory = field(default_factory=WeightMemory)
-    told: set[str] = field(default_factory=set)
+    told: list[str] = field(default_factory=list)
 
     def tell(self, what: str) -> None:
         """Says once, on stderr, how weights are stored."""
         if what not in self.told:
-            self.told.add(what)
+            self.told.append(what)
             print(f"tokenloom: quant={self.plugin} {what}", file=sys.stderr, flush=True)
 
 
@@ -89,7 +85,7 @@ class CheckpointLinear(LinearWeights):
         return self._joined([product.apply_float32(x) for product in self._products])
 
     @property
-    def linears(self) -> tuple[LowBitProduct | PlainLinear, ...]:
+    def linears(self) -> tuple[PackedProduct | PlainLinear, ...]:
         """The stored weights; there after `finalize`."""
         return tuple(product.linear for product in self._products)
 
@@ -115,16 +111,20 @@ class CheckpointLinear(LinearWeights):
         return _Part(self._stored(weight.in_units_of_activations(), tensors), bias)
 
     def _stored(self, weight: ReadWeight, shard: ShardTensors) -> ReadWeight:
-        if weight.remark is not None:
-            self._storage.tell(weight.remark)
-        obstacle = _why_not_packed(weight.values)
-        if obstacle is None and self._storage.is_packed:
-            self._storage.tell(f"multiplies packed weights of {_bits(weight.values)} bits")
+        storage = self._storage
+        obstacle = "" if storage.products is None else storage.products.why_not(weight)
+        is_rounded = obstacle is None and isinstance(weight.values, ScaledFloats)
+        if is_rounded:
+            storage.tell("rounds activations to 8-bit floats, each row by itself")
+        elif weight.remark is not None:
+            storage.tell(weight.remark)
+        if obstacle is None:
+            storage.tell(f"multiplies packed weights of {_bits(weight.values)} bits")
             return weight
-        if self._storage.requires_packed:
+        if storage.requires_packed:
             shard.refuse(f"{obstacle}; quant.weights=auto dequantizes such layers")
-        kind = str(self._storage.dtype).removeprefix("torch.")
-        self._storage.tell(f"dequantizes weights to {kind}{f': {obstacle}' if self._storage.is_packed else ''}")
+        kind = str(storage.dtype).removeprefix("torch.")
+        storage.tell(f"dequantizes weights to {kind}{f': {obstacle}' if obstacle else ''}")
         return weight.dense()
 
 
@@ -143,19 +143,19 @@ class _Product:
         biases = [part.bias for part in parts if part.bias is not None]
         bias = torch.cat([each.to(device=storage.device, dtype=storage.dtype) for each in biases]) if biases else None
         first = weights[0]
-        self._rounding, self._order = first.rounding, first.order
-        codes = [weight.values for weight in weights if isinstance(weight.values, AffineCodes)]
+        self._rounding = first.rounding
+        self._order = None if first.order is None else first.order.to(storage.device)
+        self.linear: PackedProduct | PlainLinear
+        if not isinstance(first.values, torch.Tensor):
+            assert storage.products is not None, "packed weights without products for them"
+            self.linear = storage.products.build(weights, bias)
+            if self.linear.rounds_activations:
+                self._rounding = None
+            return
         numbers = [weight.values for weight in weights if isinstance(weight.values, torch.Tensor)]
-        self.linear: LowBitProduct | PlainLinear
-        if codes:
-            # With one scale a row the product rounds rows by itself.
-            rounds = first.rounding is not None and first.rounding.scale is None and codes[0].scale.shape[1] == 1
-            self._rounding = None if rounds else first.rounding
-            self.linear = LowBitProduct(joined_codes(codes), bias, rounds_activations=rounds, memory=storage.memory)
-        else:
-            weight = torch.cat([each.to(device=storage.device, dtype=storage.dtype) for each in numbers])
-            product = torch_ops.row_invariant_linear if storage.deterministic else torch_ops.linear
-            self.linear = PlainLinear(weight, bias, product)
+        weight = torch.cat([each.to(device=storage.device, dtype=storage.dtype) for each in numbers])
+        product = torch_ops.row_invariant_linear if storage.deterministic else torch_ops.linear
+        self.linear = PlainLinear(weight, bias, product)
 
     def apply(self, x: torch.Tensor) -> torch.Tensor:
         return self.linear.apply(self._prepared(x))
@@ -178,6 +178,8 @@ def _is_alike(left: ReadWeight, right: ReadWeight) -> bool:
     a, b = left.values, right.values
     if isinstance(a, AffineCodes) and isinstance(b, AffineCodes):
         form = (a.bits, a.group_size, a.minimum is None) == (b.bits, b.group_size, b.minimum is None)
+    elif isinstance(a, ScaledFloats) and isinstance(b, ScaledFloats):
+        form = (a.group_size, a.rounds_activations) == (b.group_size, b.rounds_activations)
     else:
         form = isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)
     if left.order is None or right.order is None:
@@ -187,17 +189,5 @@ def _is_alike(left: ReadWeight, right: ReadWeight) -> bool:
     return form and is_ordered_alike and left.rounding == right.rounding
 
 
-def _bits(values: AffineCodes | torch.Tensor) -> int:
-    return values.bits if isinstance(values, AffineCodes) else 8 * values.element_size()
-
-
-def _why_not_packed(values: AffineCodes | torch.Tensor) -> str | None:
-    """Why the product with codes cannot take this weight, or None."""
-    if isinstance(values, torch.Tensor):
-        return "no product takes this format packed"
-    num_columns = values.codes.shape[1]
-    if num_columns > _MAX_PACKED_COLUMNS:
-        return f"packed products have at most {_MAX_PACKED_COLUMNS} input features, this layer has {num_columns}"
-    if values.scale.shape[1] > 1 and values.group_size % _GROUP_MULTIPLE:
-        return f"packed products need groups of a multiple of {_GROUP_MULTIPLE}, this layer has {values.group_size}"
-    return None
+def _bits(values: AffineCodes | ScaledFloats | torch.Tensor) -> int:
+    return values.bits if isinstance(values, AffineCodes) else 8

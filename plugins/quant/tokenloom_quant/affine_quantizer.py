@@ -16,7 +16,8 @@ from tokenloom.interfaces.quant import EmbeddingWeights, LayerSpec, QuantContext
 from tokenloom.ops.native import why_not_buildable
 from tokenloom_quant.affine_format import CheckpointFormat
 from tokenloom_quant.affine_layers import CheckpointLinear, CheckpointStorage
-from tokenloom_quant.low_bit.kernels import load_kernels
+from tokenloom_quant.native_products import NativeProducts
+from tokenloom_quant.packed_products import PackedProducts
 
 __all__ = ["PLUGINS_BY_METHOD", "CheckpointQuantizer", "StoredAs", "checkpoint_settings"]
 
@@ -53,25 +54,23 @@ class CheckpointQuantizer(Quantizer):
         self, plugin: str, weight_format: CheckpointFormat, context: QuantContext, stored_as: StoredAs
     ) -> None:
         self._format = weight_format
-        obstacle = None if stored_as == "dense" else _why_nothing_is_packed(context)
+        products = None if stored_as == "dense" else _products(context)
+        obstacle = products if isinstance(products, str) else None
         if obstacle is not None and stored_as == "packed":
             raise ConfigError(f"quant={plugin} quant.weights=packed: {obstacle}; try quant.weights=auto")
-        is_packed = stored_as != "dense" and obstacle is None
         self._storage = CheckpointStorage(
             plugin,
             context.dtype,
             context.device,
             context.deterministic,
-            is_packed=is_packed,
+            products=None if isinstance(products, str) else products,
             requires_packed=stored_as == "packed",
         )
         if obstacle is not None:
             self._storage.tell(f"keeps no weights packed: {obstacle}")
-        if is_packed:
-            load_kernels()  # before any weight is read
         settings = json.dumps(dict(context.checkpoint), sort_keys=True, default=str)
         digest = hashlib.sha256(settings.encode()).hexdigest()[:16]
-        self._fingerprint = f"{plugin}:{'packed' if is_packed else 'dense'}:{digest}"
+        self._fingerprint = f"{plugin}:{'dense' if self._storage.products is None else 'packed'}:{digest}"
 
     def covers(self, spec: LayerSpec) -> bool:
         return spec.kind == "linear" and self._format.covers(spec)
@@ -85,6 +84,10 @@ class CheckpointQuantizer(Quantizer):
     @property
     def fingerprint(self) -> str:
         return self._fingerprint
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        return tuple(self._storage.told)
 
 
 def checkpoint_settings(plugin: str, method: str, context: QuantContext) -> Fields:
@@ -107,9 +110,15 @@ def checkpoint_settings(plugin: str, method: str, context: QuantContext) -> Fiel
     return Fields(settings, Path("quantization_config"))
 
 
-def _why_nothing_is_packed(context: QuantContext) -> str | None:
+def _products(context: QuantContext) -> PackedProducts | str:
+    """The products of packed weights for this device, or why there are none."""
+    if context.operations == "triton":
+        # Triton is there on Linux only.
+        from tokenloom_quant.triton_low_bit.products import TritonProducts
+
+        return TritonProducts(context.device, deterministic=context.deterministic)
     if context.device.type != "cpu":
-        return f"packed products run on cpu, got {context.device.type}"
+        return f"packed products on {context.device.type} are Triton's, got engine.operations={context.operations}"
     if context.dtype not in _PACKED_DTYPES:
         return f"packed products compute in float32 or bfloat16, got {str(context.dtype).removeprefix('torch.')}"
-    return why_not_buildable()
+    return why_not_buildable() or NativeProducts()

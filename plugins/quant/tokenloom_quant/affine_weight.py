@@ -10,6 +10,7 @@ from typing import Literal
 
 import torch
 
+from tokenloom_quant.fp8_blocks import ScaledFloats
 from tokenloom_quant.low_bit.affine_codes import AffineCodes
 
 __all__ = ["ActivationRounding", "ReadWeight", "affine_codes", "column_order"]
@@ -47,13 +48,13 @@ class ReadWeight:
     """One shard's weight, as a checkpoint has it.
 
     Attributes:
-        values: codes, or floating numbers [N, K].
+        values: codes, 8-bit floats with scales, or floating numbers [N, K].
         order: int64 [K]: column i belongs to input feature order[i]; None stands for 0, 1, 2, ...
         rounding: of activations; None takes them as they are.
-        remark: what users should know of the way it is run.
+        remark: what users should know of the way it is run where activations are not rounded.
     """
 
-    values: AffineCodes | torch.Tensor
+    values: AffineCodes | ScaledFloats | torch.Tensor
     order: torch.Tensor | None = None
     rounding: ActivationRounding | None = None
     remark: str | None = None
@@ -71,6 +72,7 @@ class ReadWeight:
         """The weight times the scale of activations: what multiplies the whole numbers that `rounding` gives."""
         if self.rounding is None or self.rounding.scale is None or not self.rounding.in_units:
             return self
+        assert not isinstance(self.values, ScaledFloats), "8-bit floats have no ActivationRounding"
         factor = self.rounding.scale
         if isinstance(self.values, torch.Tensor):
             return replace(self, values=self.values.float() * factor)

@@ -109,8 +109,9 @@ def _read_floats(shard: ShardTensors, scheme: WeightScheme) -> ReadWeight:
         scale = _row_scales(shard, scheme, num_groups)
     for unused in ("input_scale", "input_zero_point", "weight_zero_point"):
         shard.find(unused, None)
-    remark = FP8_REMARK if scheme.activations != "full" else None
-    return ReadWeight(scaled_blocks(weight, scale, rows, columns), remark=remark)
+    rounds = scheme.activations != "full"
+    values = scaled_blocks(weight, scale, rows, columns, rounds_activations=rounds)
+    return ReadWeight(values, remark=FP8_REMARK if rounds else None)
 
 
 def _groups(shard: ShardTensors, scheme: WeightScheme) -> tuple[int, int]:

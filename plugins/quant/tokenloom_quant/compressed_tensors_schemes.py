@@ -102,13 +102,23 @@ class SchemeTable:
         status = settings.text("quantization_status", "compressed")
         if status != "compressed":
             self._refuse(f"has the quantization_status {status!r}", "save it compressed")
-        if settings.has("kv_cache_scheme"):
-            self._refuse("has a kv_cache_scheme", "take a checkpoint without one: KV is stored in the model's dtype")
+        kv_scheme = settings.group("kv_cache_scheme")
+        if kv_scheme is not None:
+            self._check_kv_scheme(kv_scheme)
         sparsity = settings.group("sparsity_config")
         if sparsity is not None and sparsity.text("format", "dense") != "dense":
             self._refuse(f"is stored sparse ({sparsity.text('format')!r})", "save it without sparse compression")
         if settings.has("transform_config") and settings.raw("transform_config"):
             self._refuse("has a transform_config, rotations at run time", "take a checkpoint without them")
+
+    def _check_kv_scheme(self, scheme: Fields) -> None:
+        """Scales of keys and values are attention's business; what they are for must be something that it has."""
+        form = scheme.integer("num_bits", 8), scheme.flag("symmetric", True), _strategy(scheme)
+        if form not in ((8, True, "tensor"), (8, True, "attn_head")):
+            self._refuse(
+                f"has a kv_cache_scheme of {form[0]} bits by {form[2]!r}, symmetric={form[1]}",
+                "readable are symmetric ones of 8 bits by 'tensor' or 'attn_head'",
+            )
 
     def _check_format(self, name: str) -> None:
         if name not in _FORMATS:

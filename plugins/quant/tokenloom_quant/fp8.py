@@ -1,13 +1,14 @@
 """`quant=fp8`: reads checkpoints in 8-bit floats (quant_method fp8), one scale for a tensor or for each block of it.
 
-They are dequantized to the model's dtype at load: no product here takes such weights as they are.
+GPUs with e4m3 multiply them as they are, with activations rounded by row; elsewhere they are dequantized at load.
 """
 
 from __future__ import annotations
 
-from typing import final
+from typing import Literal, final
 
 import torch
+from pydantic import Field
 
 from tokenloom.checkpoint.fields import Fields
 from tokenloom.errors import ModelError
@@ -27,10 +28,17 @@ _SCALE_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float8_e8m0
 
 @final
 class FP8Config(QuantConfig):
-    """`quant=fp8` has no settings of its own; all are the checkpoint's."""
+    """Settings of `quant=fp8`; all else is the checkpoint's."""
+
+    weights: Literal["auto", "dense"] = Field(
+        default="auto", description="dense, dequantized at load; or auto, packed where a GPU multiplies them so."
+    )
 
     def build(self, context: QuantContext) -> CheckpointQuantizer:
-        return CheckpointQuantizer("fp8", FP8Format(checkpoint_settings("fp8", "fp8", context)), context, "dense")
+        weight_format = FP8Format(checkpoint_settings("fp8", "fp8", context))
+        # Only Triton's products take 8-bit floats: for others nothing is compiled.
+        stored_as = self.weights if context.operations == "triton" else "dense"
+        return CheckpointQuantizer("fp8", weight_format, context, stored_as)
 
 
 @final
@@ -68,7 +76,8 @@ class FP8Format(CheckpointFormat):
         if self._block is not None:
             rows, columns = self._block
             scale = shard.take(name, (-(-num_rows // rows), -(-num_columns // columns)), *_SCALE_DTYPES)
-            return ReadWeight(scaled_blocks(weight, scale, rows, columns), remark=FP8_REMARK)
+            values = scaled_blocks(weight, scale, rows, columns, rounds_activations=True)
+            return ReadWeight(values, remark=FP8_REMARK)
         scale = shard.take(name, None, *_SCALE_DTYPES)
         if scale.numel() not in (1, num_rows):
             shard.refuse(
@@ -76,7 +85,8 @@ class FP8Format(CheckpointFormat):
                 f"{list(scale.shape)}; blocks need 'weight_block_size' in the settings"
             )
         rows = num_rows if scale.numel() == 1 else 1
-        return ReadWeight(scaled_blocks(weight, scale.reshape(-1, 1), rows, num_columns), remark=FP8_REMARK)
+        values = scaled_blocks(weight, scale.reshape(-1, 1), rows, num_columns, rounds_activations=True)
+        return ReadWeight(values, remark=FP8_REMARK)
 
 
 def _block(settings: Fields) -> tuple[int, int] | None:

@@ -21,6 +21,7 @@ from tokenloom.interfaces.quant import (
     Quantizer,
 )
 from tokenloom_quant.int8_product import Int8Product, quantize_rows
+from tokenloom_quant.rounded_shards import RoundedShards
 
 __all__ = ["Int8Config", "Int8Embedding", "Int8Linear", "Int8Quantizer"]
 
@@ -70,39 +71,22 @@ class Int8Linear(LinearWeights):
     def __init__(self, spec: LayerSpec, context: QuantContext) -> None:
         self._spec = spec
         self._context = context
-        self._rows: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}  # per shard: q and scale
-        self._biases: dict[str, torch.Tensor] = {}
+        self._shards: RoundedShards[tuple[torch.Tensor, torch.Tensor]]  # q and scale
+        self._shards = RoundedShards("int8", spec, context.dtype, context.device)
         self._product: Int8Product | None = None
 
     def load(self, shard: str, parameter: str, tensor: torch.Tensor) -> None:
         """As in the contract. Raises ModelError for packed parameters and for weights that are not finite numbers."""
-        where = f"quant=int8, layer {self._spec.name}, shard {shard}"
-        if parameter == "bias":
-            self._biases[shard] = tensor.to(device=self._context.device, dtype=self._context.dtype)
-            return
-        if parameter != "weight" or not tensor.is_floating_point():
-            raise ModelError(
-                f"{where}: needs a plain 'weight' to round, got {parameter!r} of {tensor.dtype}; the checkpoint is "
-                "quantized already: choose the quant plugin that reads its format"
-            )
-        quantized, scale = quantize_rows(tensor, self._context.dtype)
-        if not bool(torch.isfinite(scale).all()):
-            raise ModelError(f"{where}: a row of the weights holds infinities, NaN or values beyond the model's dtype")
-        self._rows[shard] = (quantized.to(self._context.device), scale.to(self._context.device))
+        self._shards.load(shard, parameter, tensor, self._encode)
 
     def finalize(self) -> None:
-        names = [shard.name for shard in self._spec.shards]
-        missing = [name for name in names if name not in self._rows]
-        if missing:
-            raise ModelError(f"quant=int8, layer {self._spec.name}: no weight came for {', '.join(missing)}")
+        rows, bias = self._shards.take()
         self._product = Int8Product(
-            torch.cat([self._rows[name][0] for name in names]),
-            torch.cat([self._rows[name][1] for name in names]),
-            torch.cat([self._biases[name] for name in names]) if self._spec.has_bias else None,
+            torch.cat([quantized for quantized, _ in rows]),
+            torch.cat([scale for _, scale in rows]),
+            bias,
             deterministic=self._context.deterministic,
         )
-        self._rows.clear()
-        self._biases.clear()
 
     def apply(self, x: torch.Tensor) -> torch.Tensor:
         return self.product(x)
@@ -116,6 +100,12 @@ class Int8Linear(LinearWeights):
     @property
     def num_bytes(self) -> int:
         return self.product.num_bytes
+
+    def _encode(self, weight: torch.Tensor, where: str) -> tuple[torch.Tensor, torch.Tensor]:
+        quantized, scale = quantize_rows(weight, self._context.dtype)
+        if not bool(torch.isfinite(scale).all()):
+            raise ModelError(f"{where}: a row of the weights holds infinities, NaN or values beyond the model's dtype")
+        return quantized.to(self._context.device), scale.to(self._context.device)
 
 
 @final

@@ -78,6 +78,15 @@ _PLUGINS = (
     ),
     PluginInfo(
         kind="spec_decode",
+        name="self_spec",
+        config="tokenloom_spec_decode.self_spec:SelfSpecConfig",
+        contract=(1, 3),
+        summary="The target drafts for itself with some of its own layers: early exit, or parts that it can spare.",
+        capabilities=Capabilities(flags=frozenset({"shared_statistics"})),
+        sub_kinds={"spec_decode.policy": "adaptive"},
+    ),
+    PluginInfo(
+        kind="spec_decode",
         name="synthetic",
         config="tokenloom_spec_decode.synthetic:SyntheticConfig",
         contract=(1, 2),

@@ -1,12 +1,14 @@
 """As many drafts as pay: by how often a request's drafts are accepted, and by what a draft costs at this batch size.
 
-With a draft accepted with probability a, k drafts yield (1 - a^(k+1)) / (1 - a) tokens, and take 1 + c k plain steps,
-where c is the price of one draft for each running request. k is chosen to make the quotient largest, as if all requests
-were alike; where it is not above 1, k is 0. Source of the formula: Leviathan et al., "Fast Inference from Transformers
-via Speculative Decoding" (2023), section 3.3.
+With a first draft accepted with probability b, and each later one with a if those before it are, k drafts yield
+1 + b (1 - a^k) / (1 - a) tokens, and take 1 + c k plain steps, where c is the price of one draft for each running
+request. k is chosen to make the quotient largest, as if all requests were alike; where it is not above 1, k is 0. With
+b = a that is the formula of Leviathan et al., "Fast Inference from Transformers via Speculative Decoding" (2023),
+section 3.3; but whoever finds a text repeated is surer of its second token than of the first one.
 
 What is not tried is not known. So now and then those that draft nothing try a single draft, as often as a small share
-of the time allows; and those that draft run a plain step, to compare with.
+of the time allows; and those that draft run a plain step, to compare with. What is expected need not come: where steps
+with drafts turn out to lose time, `adaptive_account` leaves them off.
 """
 
 from __future__ import annotations
@@ -62,37 +64,45 @@ class AdaptivePolicyConfig(DraftPolicyConfig):
 
 
 @final
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """How often the first draft of a proposal is accepted, and how often a later one if those before it are, 0..1."""
+
+    first: float
+    later: float
+
+
+@final
 class AcceptanceRates:
-    """How often drafts are accepted if those before them are: of each request, and of all as where to start from."""
+    """How often drafts are accepted: of each request, and of all as where to start from."""
 
     def __init__(self, max_requests: int) -> None:
         """`max_requests`: most requests to remember; those that drafted longest ago are dropped first."""
         self._max_requests = max_requests
-        self._pool = _Counts(1.0, 1.0)
-        self._own: OrderedDict[str, _Counts] = OrderedDict()
+        self._pool = _Outcomes(_Counts(1.0, 1.0), _Counts(1.0, 1.0))
+        self._own: OrderedDict[str, _Outcomes] = OrderedDict()
         self.depth_share = 1.0
         """Depth of a proposal for each of its drafts: 1 for chains, less for trees."""
 
     def observe(self, verified: Sequence[VerifiedDrafts]) -> None:
         """Takes outcomes into account."""
         for drafts in verified:
-            accepted = drafts.num_accepted_tokens
-            missed = 1 if accepted < drafts.max_depth else 0
-            self._pool.add(accepted, missed, _POOL_DECAY)
-            self._own.setdefault(drafts.request_id, _Counts(0.0, 0.0)).add(accepted, missed, _OWN_DECAY)
+            self._pool.add(drafts, _POOL_DECAY)
+            own = self._own.setdefault(drafts.request_id, _Outcomes(_Counts(0.0, 0.0), _Counts(0.0, 0.0)))
+            own.add(drafts, _OWN_DECAY)
             self._own.move_to_end(drafts.request_id)
             share = drafts.max_depth / drafts.num_drafts
             self.depth_share = _POOL_DECAY * self.depth_share + (1 - _POOL_DECAY) * share
         while len(self._own) > self._max_requests:
             self._own.popitem(last=False)
 
-    def of(self, request_id: str) -> float:
-        """The rate of a request, between 0 and 1."""
-        pool = self._pool.accepted / (self._pool.accepted + self._pool.missed)
-        own = self._own.get(request_id)
+    def of(self, request_id: str) -> Rates:
+        """The rates of a request."""
+        pool, own = self._pool, self._own.get(request_id)
+        first, later = pool.first.rate, pool.later.rate
         if own is None:
-            return pool
-        return (own.accepted + _POOL_WEIGHT * pool) / (own.accepted + own.missed + _POOL_WEIGHT)
+            return Rates(first, later)
+        return Rates(own.first.rate_beside(first), own.later.rate_beside(later))
 
     def forget(self, request_id: str) -> None:
         """Drops a request."""
@@ -105,9 +115,57 @@ class _Counts:
     accepted: float
     missed: float
 
+    @property
+    def rate(self) -> float:
+        return self.accepted / (self.accepted + self.missed)
+
+    def rate_beside(self, pool: float) -> float:
+        """The rate where little is known: mostly the pool's."""
+        return (self.accepted + _POOL_WEIGHT * pool) / (self.accepted + self.missed + _POOL_WEIGHT)
+
     def add(self, accepted: int, missed: int, decay: float) -> None:
         self.accepted = self.accepted * decay + accepted
         self.missed = self.missed * decay + missed
+
+
+@final
+@dataclass(slots=True)
+class _Outcomes:
+    """Of first drafts, and of those behind an accepted one."""
+
+    first: _Counts
+    later: _Counts
+
+    def add(self, drafts: VerifiedDrafts, decay: float) -> None:
+        accepted = drafts.num_accepted_tokens
+        if accepted == 0:
+            self.first.add(0, 1, decay)
+            return
+        self.first.add(1, 0, decay)
+        if drafts.max_depth > 1:
+            self.later.add(accepted - 1, 1 if accepted < drafts.max_depth else 0, decay)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Probe:
+    """What the last probe took, and so when the next one may come.
+
+    Attributes:
+        asking: time of looking for drafts, as a share of the step's.
+        drafts: proposed for each request; they will lengthen the next step by their price.
+        least_steps: until the next one, whatever it costs.
+    """
+
+    asking: float
+    drafts: float
+    least_steps: int
+
+    @staticmethod
+    def seen_in(step: DraftStep) -> _Probe:
+        asking = step.draft_s / step.duration_s if step.duration_s > 0.0 else 0.0
+        drafts = step.num_proposed / max(1, step.num_rows)
+        return _Probe(asking, drafts, _LEAST_PROBE_STEPS if step.num_proposed else 0)
 
 
 class _Turn(Enum):
@@ -127,23 +185,36 @@ class AdaptivePolicy(DraftPolicy):
         self._costs = DraftCosts()
         # A request may be told of after it was forgotten, and a preempted one comes back.
         self._rates = AcceptanceRates(4 * max_num_seqs)
-        self._turn = _Turn.PLAIN
+        # Answers since something was learnt last: while nothing is drafted, all of them stay.
+        self._chosen: dict[tuple[str, int], int] = {}
+        self._most_chosen = 16 * max_num_seqs
+        self._turn = self._turn_before = _Turn.PLAIN
+        """What the coming step is for, and what the one before it was: whose proposals are verified now."""
         self._num_since_plain = 0
         self._num_since_probe = 0
-        self._probe_cost: float | None = None
+        # The first one comes soon: what it would cost is a guess.
+        self._probe = _Probe(0.0, 0.0, _FIRST_PROBE_STEPS)
 
     def num_drafts(self, request: RequestView, num_running: int) -> int:
         if self._turn is _Turn.PLAIN:
             return 0
-        rates, config = self._rates, self._config
-        best = best_length(
-            round(rates.of(request.request_id) * _RATE_STEPS) / _RATE_STEPS,
+        key = (request.request_id, num_running)
+        best = self._chosen.get(key)
+        if best is None:
+            best = self._chosen[key] = self._best(request.request_id, num_running)
+        return 1 if best == 0 and self._turn is _Turn.PROBE else best
+
+    def _best(self, request_id: str, num_running: int) -> int:
+        if not self._costs.is_paying(num_running):
+            return 0
+        rates, config = self._rates.of(request_id), self._config
+        return best_length(
+            Rates(round(rates.first * _RATE_STEPS) / _RATE_STEPS, round(rates.later * _RATE_STEPS) / _RATE_STEPS),
             _rounded(self._costs.price(num_running)),
-            round(rates.depth_share, 1),
+            round(self._rates.depth_share, 1),
             config.max_draft_tokens,
             config.min_gain,
         )
-        return 1 if best == 0 and self._turn is _Turn.PROBE else best
 
     def observe(self, verified: Sequence[VerifiedDrafts], duration_s: float) -> None:
         """A step of which only this is known: taken as one in which each request ran one token of its own."""
@@ -151,40 +222,42 @@ class AdaptivePolicy(DraftPolicy):
         self.observe_step(DraftStep(verified, duration_s, len(verified), len(verified), num_drafts, 0.0))
 
     def observe_step(self, step: DraftStep) -> None:
-        self._costs.observe(step)
+        # A drafter with KV of its own takes time in every step: without drafts, that is no loss by drafting.
+        is_asked = bool(step.verified) or any(self._chosen.values())
+        is_for_gain = is_asked and _Turn.PROBE not in (self._turn, self._turn_before)
+        tells = self._costs.observe(step, is_for_gain=is_for_gain)
         self._rates.observe(step.verified)
-        self._turn = self._next_turn(step)
+        if tells or step.verified or len(self._chosen) > self._most_chosen:
+            self._chosen.clear()
+        self._turn_before, self._turn = self._turn, self._next_turn(step)
 
     def forget(self, request_id: str) -> None:
         self._rates.forget(request_id)
+        self._chosen.clear()
 
     def _next_turn(self, step: DraftStep) -> _Turn:
-        """What the next step is for. A plain step is asked for once; a probe until something was proposed."""
+        """What the next step is for. A plain step is asked for once; a probe until something was proposed, as often as
+        the time that looking in vain takes allows."""
         self._num_since_plain += 1
         self._num_since_probe += 1
-        price = self._costs.price(step.num_rows)
         if self._turn is _Turn.PROBE:
-            if not step.num_proposed:
-                return _Turn.PROBE
             self._num_since_probe = 0
-            self._probe_cost = price * step.num_proposed / max(1, step.num_rows)
+            self._probe = _Probe.seen_in(step)
         if self._num_since_plain >= _LEAST_PLAIN_STEPS and self._costs.wants_plain(step.num_rows):
             self._num_since_plain = 0
             return _Turn.PLAIN
-        # Drafts that fail lengthen a step by their price. The first probe comes soon: its price is a guess.
-        least = _FIRST_PROBE_STEPS if self._probe_cost is None else _LEAST_PROBE_STEPS
-        cost = 0.0 if self._probe_cost is None else min(price, self._probe_cost)
-        if self._num_since_probe >= max(least, math.ceil(cost / self._config.probe_share)):
+        cost = self._probe.asking + self._probe.drafts * self._costs.price(step.num_rows)
+        if self._num_since_probe >= max(self._probe.least_steps, math.ceil(cost / self._config.probe_share)):
             return _Turn.PROBE
         return _Turn.GAIN
 
 
-@lru_cache(maxsize=4096)
-def best_length(rate: float, price: float, depth_share: float, max_drafts: int, min_gain: float) -> int:
+@lru_cache(maxsize=16384)
+def best_length(rates: Rates, price: float, depth_share: float, max_drafts: int, min_gain: float) -> int:
     """The number of drafts that makes a request fastest.
 
     Args:
-        rate: how often a draft is accepted if those before it are, 0..1.
+        rates: how often drafts are accepted.
         price: what one draft for each running request costs, in plain steps.
         depth_share: depth of a proposal for each of its drafts.
         max_drafts: most that may be chosen.
@@ -193,11 +266,11 @@ def best_length(rate: float, price: float, depth_share: float, max_drafts: int, 
     Returns:
         0 where drafting does not pay.
     """
-    best, best_speed = 0, 1.0 + min_gain
+    best, best_speed, later = 0, 1.0 + min_gain, rates.later
     for count in range(1, max_drafts + 1):
         depth = count * depth_share
-        num_tokens = depth + 1.0 if rate >= 1.0 else (1.0 - rate ** (depth + 1.0)) / (1.0 - rate)
-        speed = num_tokens / (1.0 + price * count)
+        num_accepted = rates.first * (depth if later >= 1.0 else (1.0 - later**depth) / (1.0 - later))
+        speed = (1.0 + num_accepted) / (1.0 + price * count)
         if speed > best_speed:
             best, best_speed = count, speed
     return best

@@ -108,6 +108,7 @@ class DraftModelConfig(SpecDecodeConfig):
                 checkpoint=checkpoint.quantization or {},
                 deterministic=context.deterministic,
                 stored_types=checkpoint.stored_types,
+                operations=context.operations,
             )
         )
 

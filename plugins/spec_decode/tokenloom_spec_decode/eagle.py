@@ -21,6 +21,10 @@ class EagleConfig(HeadConfig):
     """Settings of `spec_decode=eagle`."""
 
     @property
+    def drafter(self) -> str:
+        return "eagle"
+
+    @property
     def missing_source(self) -> str:
         return (
             "spec_decode=eagle needs a head that was trained for this model: set spec_decode.source to its folder "

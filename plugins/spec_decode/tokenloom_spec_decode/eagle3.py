@@ -21,10 +21,14 @@ class Eagle3Config(HeadConfig):
     """Settings of `spec_decode=eagle3`."""
 
     @property
+    def drafter(self) -> str:
+        return "eagle3"
+
+    @property
     def missing_source(self) -> str:
         return (
             "spec_decode=eagle3 needs a head that was trained for this model: set spec_decode.source to its folder "
-            "or to hf:org/name"
+            "or to hf:org/name, or train one with tokenloom train-drafter kind=eagle3"
         )
 
     def load_head(self, folder: Path, context: DrafterContext) -> EagleHead:

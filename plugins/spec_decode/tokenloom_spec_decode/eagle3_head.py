@@ -23,7 +23,7 @@ from tokenloom.loader.weight_layout import open_weights
 from tokenloom.models.feed_forward import GatedFeedForward
 from tokenloom_spec_decode.eagle3_config import Eagle3Config, read_eagle3_config
 from tokenloom_spec_decode.eagle_drafter import EagleHead, HeadFacts
-from tokenloom_spec_decode.eagle_layer import HeadAttention, HeadTensors, head_factory, kv_group_of
+from tokenloom_spec_decode.eagle_layer import HeadAttention, HeadTensors, embedding_of, head_factory, kv_group_of
 
 __all__ = ["Eagle3Head", "load_eagle3"]
 
@@ -52,12 +52,7 @@ class Eagle3Head(EagleHead):
         self._norm = factory.norm("norm", size, eps)
         own_head = "lm_head.weight" in tensors
         self._head = factory.linear("lm_head", size, {"lm_head": config.draft_vocab_size}) if own_head else None
-        own_embedding = "embed_tokens.weight" in tensors
-        self._embed = (
-            factory.embedding("embed_tokens", layer.vocab_size, size, tied=False).lookup
-            if own_embedding
-            else context.embed
-        )
+        self._embed = embedding_of(tensors, factory, layer, context)
         self._target_logits = context.compute_logits
         needs = DrafterNeeds(tuple(sorted(set(config.aux_layers))), (kv_group_of(layer),), f"eagle3 {tensors.digest}")
         super().__init__(HeadFacts(needs, tensors.load(factory), column_ids))

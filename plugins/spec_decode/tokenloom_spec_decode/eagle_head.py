@@ -27,7 +27,7 @@ from tokenloom.model_config import ModelConfig
 from tokenloom.models.feed_forward import GatedFeedForward
 from tokenloom.models.registry import find_hf_architecture
 from tokenloom_spec_decode.eagle_drafter import EagleHead, HeadFacts
-from tokenloom_spec_decode.eagle_layer import HeadAttention, HeadTensors, head_factory, kv_group_of
+from tokenloom_spec_decode.eagle_layer import HeadAttention, HeadTensors, embedding_of, head_factory, kv_group_of
 
 __all__ = ["Eagle1Head", "load_eagle"]
 
@@ -47,11 +47,7 @@ class Eagle1Head(EagleHead):
         self._attention = HeadAttention(layer, factory, f"{_LAYER}.self_attn", size)
         self._ffn_norm = factory.norm(f"{_LAYER}.post_attention_layernorm", size, layer.rms_norm_eps)
         self._ffn = GatedFeedForward(layer, factory, f"{_LAYER}.mlp")
-        self._embed = (
-            factory.embedding("embed_tokens", layer.vocab_size, size, tied=False).lookup
-            if "embed_tokens.weight" in tensors
-            else context.embed
-        )
+        self._embed = embedding_of(tensors, factory, layer, context)
         self._target_logits = context.compute_logits
         needs = DrafterNeeds((_FINAL_STATE,), (kv_group_of(layer),), f"eagle {tensors.digest}")
         super().__init__(HeadFacts(needs, tensors.load(factory)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NoReturn, final
 
@@ -21,7 +21,7 @@ from tokenloom.models.rotary_cache import RotationTables
 from tokenloom.models.skip_list import SkipList
 from tokenloom.ops.table import build_op_table
 
-__all__ = ["HeadAttention", "HeadTensors", "head_factory", "kv_group_of"]
+__all__ = ["HeadAttention", "HeadTensors", "embedding_of", "head_factory", "kv_group_of"]
 
 
 def head_factory(context: DrafterContext) -> LayerFactory:
@@ -30,6 +30,15 @@ def head_factory(context: DrafterContext) -> LayerFactory:
     return LayerFactory(
         _Dense(), SkipList(), context.dtype, context.device, context.parallel, ops, context.max_model_len
     )
+
+
+def embedding_of(
+    tensors: HeadTensors, factory: LayerFactory, config: ModelConfig, context: DrafterContext
+) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Token ids [T] -> embeddings [T, H]: the head's own where its checkpoint holds one, else the target's."""
+    if "embed_tokens.weight" not in tensors:
+        return context.embed
+    return factory.embedding("embed_tokens", config.vocab_size, config.hidden_size, tied=False).lookup
 
 
 def kv_group_of(config: ModelConfig) -> DraftKVGroup:

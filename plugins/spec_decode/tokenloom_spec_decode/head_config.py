@@ -8,11 +8,11 @@ from typing import Annotated
 
 from pydantic import Field
 
-from tokenloom.errors import ConfigError
 from tokenloom.interfaces.contract import PluginChoice
 from tokenloom.interfaces.spec_decode import DrafterContext, SpecDecodeConfig
 from tokenloom.loader.sources import resolve_model
 from tokenloom_spec_decode.eagle_drafter import EagleDrafter, EagleHead
+from tokenloom_spec_decode.shipped_heads import shipped_head
 
 __all__ = ["HeadConfig"]
 
@@ -21,12 +21,18 @@ class HeadConfig(SpecDecodeConfig):
     """Base of the Configs of drafters that are an `EagleDrafter` with a head of their own kind."""
 
     source: str | None = Field(
-        default=None, description="Folder of the head, or hf:org/name; it must have been trained for this target."
+        default=None,
+        description="Folder of the head, or hf:org/name, trained for this target; null takes the one that is brought.",
     )
     tree_width: Annotated[int, Field(ge=1, le=32)] = Field(
         default=1, description="Nodes that grow on at each depth of a draft tree, as many children each; 1 is a chain."
     )
     policy: PluginChoice = Field(description="How many tokens to propose: nodes of the tree.")
+
+    @property
+    @abstractmethod
+    def drafter(self) -> str:
+        """The plugin's name."""
 
     @property
     @abstractmethod
@@ -41,7 +47,10 @@ class HeadConfig(SpecDecodeConfig):
         return self.policy
 
     def build(self, context: DrafterContext) -> EagleDrafter:
-        if self.source is None:
-            raise ConfigError(f"{self.missing_source}; spec_decode=ngram needs none")
-        head = self.load_head(resolve_model(self.source), context)
+        folder = (
+            shipped_head(self.drafter, context.model_path, f"{self.missing_source}; spec_decode=ngram needs none")
+            if self.source is None
+            else resolve_model(self.source)
+        )
+        head = self.load_head(folder, context)
         return EagleDrafter(head, context, keeps_probs=self.verifier == "rejection", tree_width=self.tree_width)

@@ -30,11 +30,16 @@ from tokenloom.interfaces.spec_decode import (
 from tokenloom.loader.sources import resolve_model
 from tokenloom_spec_decode.medusa_checkpoint import MedusaWeights, TargetSizes, read_medusa
 from tokenloom_spec_decode.medusa_tree import DraftTree, check_paths, default_accuracies, greedy_tree
+from tokenloom_spec_decode.shipped_heads import shipped_head
 
 __all__ = ["MedusaConfig", "MedusaDrafter"]
 
 _FINAL_STATE = -1
 _MAX_NODES = 64
+_MISSING_SOURCE = (
+    "spec_decode=medusa needs heads that were trained for this model: set spec_decode.source to their folder or to "
+    "hf:org/name, or train some with tokenloom train-drafter kind=medusa; spec_decode=ngram needs none"
+)
 _Share = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
@@ -43,7 +48,8 @@ class MedusaConfig(SpecDecodeConfig):
     """Settings of `spec_decode=medusa`."""
 
     source: str | None = Field(
-        default=None, description="Folder of the heads, or hf:org/name; they must have been trained for this target."
+        default=None,
+        description="Folder of the heads, or hf:org/name, trained for this target; null takes those that are brought.",
     )
     accuracies: tuple[Annotated[tuple[_Share, ...], Field(min_length=1)], ...] | None = Field(
         default=None,
@@ -58,13 +64,13 @@ class MedusaConfig(SpecDecodeConfig):
         return self.policy
 
     def build(self, context: DrafterContext) -> MedusaDrafter:
-        if self.source is None:
-            raise ConfigError(
-                "spec_decode=medusa needs heads that were trained for this model: set spec_decode.source to their "
-                "folder or to hf:org/name; spec_decode=ngram needs none"
-            )
+        folder = (
+            shipped_head("medusa", context.model_path, _MISSING_SOURCE)
+            if self.source is None
+            else resolve_model(self.source)
+        )
         target = TargetSizes(context.hidden_size, context.vocab_size, context.dtype, context.device)
-        weights = read_medusa(resolve_model(self.source), target)
+        weights = read_medusa(folder, target).with_target_rows(context.compute_logits)
         return MedusaDrafter(weights, self._tree(weights), context)
 
     def _tree(self, weights: MedusaWeights) -> DraftTree:

@@ -5,15 +5,15 @@
                      lm_heads.{head}.weight, lm_head.weight for all heads, token_map
 
 A head without an output matrix of its own uses the target's. A `token_map` says which ids of the target the rows of
-output matrices stand for. config.json may state `medusa_head_accuracies`: per head the share of its best, second best,
-... guess that was right when it was measured.
+output matrices stand for; without such a matrix, which rows of the target's are used. config.json may state
+`medusa_head_accuracies`: per head the share of its best, second best, ... guess that was right when it was measured.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import final
 
@@ -39,6 +39,7 @@ _BLOCK = re.compile(
 )
 _OUTPUT = re.compile(r"(?:medusa_head\.)?(\d+)\.(\d+)\.weight|lm_heads\.(\d+)\.weight")
 _SHARED_OUTPUT, _TOKEN_MAP = "lm_head.weight", "token_map"
+_UNITS_AT_ONCE = 64
 
 
 @final
@@ -69,7 +70,8 @@ class MedusaWeights:
     Attributes:
         layers: per head, its residual layers.
         outputs: per head [rows, H], equal objects where heads share one; None where the target's head is used.
-        token_ids: int64 [rows]: the target's id for each row of the outputs; None where rows are ids.
+        token_ids: int64 [rows]: the target's id for each row of the outputs, or the rows of the target's head that are
+            used; None where rows are ids.
         accuracies: per head, as config.json states them; () if it does not.
     """
 
@@ -85,6 +87,23 @@ class MedusaWeights:
         tensors += [layer.bias for head in self.layers for layer in head if layer.bias is not None]
         tensors += [output for output in self.outputs if output is not None]
         return sum({tensor.data_ptr(): tensor.nbytes for tensor in tensors}.values())
+
+    def with_target_rows(self, compute_logits: Callable[[torch.Tensor], torch.Tensor]) -> MedusaWeights:
+        """The same, with copies of the target's rows where heads guess some of its tokens with its own matrix.
+
+        Logits of the unit vectors are the matrix. A soft cap leaves such small numbers nearly as they are, and never
+        changes their order.
+
+        Args:
+            compute_logits: the target's head, [n, H] -> [n, V].
+        """
+        if self.token_ids is None or all(output is not None for output in self.outputs):
+            return self
+        weight = self.layers[0][0].weight
+        units = torch.eye(weight.shape[1], dtype=weight.dtype, device=weight.device)
+        pieces = [compute_logits(piece)[:, self.token_ids] for piece in torch.split(units, _UNITS_AT_ONCE)]
+        rows = torch.cat(pieces).T.to(weight.dtype).contiguous()  # [rows, H]
+        return replace(self, outputs=tuple(rows if output is None else output for output in self.outputs))
 
 
 def read_medusa(folder: Path, target: TargetSizes) -> MedusaWeights:
@@ -145,8 +164,6 @@ class _Reader:
         outputs = tuple(
             self._output(self._outputs[head], num_rows) if head in self._outputs else shared for head in range(count)
         )
-        if token_ids is not None and any(output is None for output in outputs):
-            raise ModelError(f"{self._file.path} has a {_TOKEN_MAP!r}, but no output matrix for its rows in some head")
         layers = tuple(self._layers(self._blocks[head]) for head in range(count))
         return MedusaWeights(layers, outputs, token_ids, tuple(accuracies))
 

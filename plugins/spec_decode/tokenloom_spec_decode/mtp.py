@@ -27,6 +27,10 @@ class MtpConfig(HeadConfig):
     )
 
     @property
+    def drafter(self) -> str:
+        return "mtp"
+
+    @property
     def missing_source(self) -> str:
         return (
             "spec_decode=mtp needs a module that was trained with this model: set spec_decode.source to the folder "

@@ -33,12 +33,12 @@ _Tokens = npt.NDArray[np.int32]
 class SuffixConfig(SpecDecodeConfig):
     """Settings of `spec_decode=suffix`."""
 
-    min_match: Annotated[int, Field(ge=1)] = Field(default=2, description="Shortest run of last tokens to look for.")
+    min_match: Annotated[int, Field(ge=1)] = Field(default=1, description="Shortest run of last tokens to look for.")
     max_match: Annotated[int, Field(ge=1, le=128)] = Field(
         default=32, description="Longest run of last tokens to look for; the longest that occurred counts."
     )
     drafts_per_match: Annotated[float, Field(gt=0.0)] = Field(
-        default=1.0, description="Most drafts for each token of the run: a longer match is trusted further."
+        default=2.0, description="Most drafts for each token of the run: a longer match is trusted further."
     )
     min_probability: Annotated[float, Field(gt=0.0, le=1.0)] = Field(
         default=0.1, description="Drafts less likely than that, by their counts, are left out."

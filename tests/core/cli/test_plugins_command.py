@@ -19,7 +19,7 @@ def test_the_table_shows_kind_name_package_version_contract_and_capabilities(run
     code, out, _ = run_cli("plugins")
     assert code == 0
     (row,) = [line.split() for line in out.splitlines() if line.split()[:2] == ["attention", "torch_sdpa"]]
-    assert row[:5] == ["attention", "torch_sdpa", "tokenloom", "0.1.0", "1.0"]
+    assert row[:5] == ["attention", "torch_sdpa", "tokenloom", "0.1.0", "1.1"]
     assert "cpu" in row[5]
 
 

@@ -113,6 +113,23 @@ def test_the_draft_policy_is_told_what_proposing_took() -> None:
     assert engine.stats.times_s["propose"] % 0.25 == pytest.approx(0.0, abs=1e-9)
 
 
+def test_layers_of_a_drafter_take_kv_memory_of_their_own() -> None:
+    """Drafts find room behind the frontier in a second pool; where it is short, less is drafted, nobody preempted."""
+    ample, _ = build("spec_decode=ngram", "spec_decode.policy=fixed", "executor.drafter_layers=2")
+    target, own = ample.facts.kv_groups
+    assert (own.is_drafter, own.pool_id, len(own.layers)) == (True, 1, 2)
+    assert own.page_bytes * 16 == target.page_bytes
+    short, _ = build(
+        "spec_decode=ngram", "spec_decode.policy=fixed", "executor.drafter_layers=2", "cache=none", "cache.num_blocks=4"
+    )
+    for engine in (ample, short):
+        run(engine, request(0, 10, 38))
+    assert short.stats.num_preemptions == 0
+    assert ample.stats.num_draft_tokens >= short.stats.num_draft_tokens > 0
+    with pytest.raises(ConfigError, match=r"executor\.drafter_layers=2: spec_decode=none has no drafter"):
+        build("executor.drafter_layers=2")
+
+
 @pytest.mark.parametrize("loss", [0.0, 0.5, 1.0])
 def test_swapped_requests_come_back_and_lost_ones_are_computed_again(loss: float) -> None:
     engine, _ = build("cache.num_blocks=24", "cache=none", "scheduler.preempt_mode=swap", f"executor.swap_loss={loss}")

@@ -20,9 +20,9 @@ def row(start: int, count: int, drafts: int = 0) -> RowPlan:
         # A chunk of 4 behind 10 tokens: its queries see 11, 12, 13 and 14 keys.
         ([row(10, 4)], StepShape(4, 0, 14 * 8, 11 + 12 + 13 + 14)),
         ([row(0, 3)], StepShape(3, 0, 3 * 8, 6)),
-        # One token of its own and two drafts.
-        ([row(20, 3, drafts=2)], StepShape(2, 1, 23 * 8, 0)),
-        ([row(9, 1), row(10, 4), row(20, 3, drafts=2)], StepShape(6, 2, (10 + 14 + 23) * 8, 50)),
+        # One token of its own and two drafts: three rows that are sampled.
+        ([row(20, 3, drafts=2)], StepShape(0, 3, 23 * 8, 0)),
+        ([row(9, 1), row(10, 4), row(20, 3, drafts=2)], StepShape(4, 4, (10 + 14 + 23) * 8, 50)),
     ],
 )
 def test_shape_of_a_step(rows: list[RowPlan], expected: StepShape) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -125,3 +127,73 @@ def test_cached_library_is_built_by_one_of_two_at_once(tmp_path: Path) -> None:
     assert (first.num_builds, second.num_builds) == (1, 0)
     assert found[0] == found[1]
     assert second.said == ["waiting for another process that is building it"]
+
+
+def _filled(folder: Path, num_entries: int, extension: str = "ops") -> list[str]:
+    """Entries of one extension, the first the longest unused: names, the last of them used ten days ago."""
+    names = [f"{extension}-{number:03}" for number in range(num_entries)]
+    for age, name in enumerate(reversed(names)):
+        cached_library(folder, name, "ops.so", Builder().build, print)
+        used_s = time.time() - (10 + age) * 86400.0
+        os.utime(folder / name, (used_s, used_s))
+    return names
+
+
+def _entries(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_cached_library_keeps_those_last_used_of_each_extension(tmp_path: Path) -> None:
+    names = _filled(tmp_path, 8)
+    others = [*_filled(tmp_path, 2, "attention"), *_filled(tmp_path, 2, "ops-more")]
+    cached_library(tmp_path, names[0], "ops.so", Builder().build, print)  # its use makes it the last to go
+    Builder().get(tmp_path)
+    left = [names[0], *names[2:], *others, "ops-123"]
+    assert _entries(tmp_path) == sorted([*left, *(f"{name}.lock" for name in left)])
+
+
+def test_cached_library_keeps_what_was_used_a_short_time_ago(tmp_path: Path) -> None:
+    names = _filled(tmp_path, 8)
+    for name in names:
+        os.utime(tmp_path / name)
+    Builder().get(tmp_path)
+    assert {*names, "ops-123"} <= set(_entries(tmp_path))
+
+
+def test_cached_library_keeps_what_another_process_is_about_to_use(tmp_path: Path) -> None:
+    names = _filled(tmp_path, 8)
+    with (tmp_path / f"{names[0]}.lock").open() as used:
+        fcntl.flock(used, fcntl.LOCK_SH)
+        Builder().get(tmp_path)
+        assert names[0] in _entries(tmp_path)
+    cached_library(tmp_path, "ops-124", "ops.so", Builder().build, print)
+    assert not {*names[:2]} & {*_entries(tmp_path)}
+
+
+def test_cached_library_waits_at_the_lock_that_others_see(tmp_path: Path) -> None:
+    """The lock's file can be removed with its library while somebody waits at it."""
+    first, second = Builder(), Builder()
+    first.get(tmp_path)
+    lock = tmp_path / "ops-123.lock"
+
+    def remove(words: str) -> None:
+        lock.unlink()
+        (tmp_path / "ops-123").rename(tmp_path / "gone")
+        held.close()
+
+    held = lock.open()
+    fcntl.flock(held, fcntl.LOCK_EX)
+    path = cached_library(tmp_path, "ops-123", "ops.so", second.build, remove)
+    assert second.num_builds == 1
+    assert path.is_file()
+    assert lock.is_file()
+
+
+def test_cached_library_is_found_where_no_lock_lies(tmp_path: Path) -> None:
+    builder = Builder()
+    builder.get(tmp_path)
+    (tmp_path / "ops-123.lock").unlink()
+    os.utime(tmp_path / "ops-123", (0.0, 0.0))
+    builder.get(tmp_path)
+    assert builder.num_builds == 1
+    assert (tmp_path / "ops-123").stat().st_mtime > 0.0, "its use counts all the same"

@@ -49,6 +49,12 @@ def _assert_near(found: torch.Tensor, exact: torch.Tensor, *, sums: float = 0.0)
     torch.testing.assert_close(found.double(), exact, rtol=1.01 * HALF_ULP, atol=1e-30 + sums)
 
 
+def test_linear_takes_weights_that_begin_within_a_word() -> None:
+    """As a tensor does that lies in a file behind an odd number of others."""
+    weight = _random(2, 1 + 32 * 64)[1:].view(32, 64)
+    assert torch.equal(NativeLinear(weight, None).rows(torch.arange(32)), weight)
+
+
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize(("size", "num_outputs"), [(1, 1), (17, 129), (129, 17), (64, 96), (576, 192), (33, 320)])
 @pytest.mark.parametrize("num_rows", [*ROWS, 300])

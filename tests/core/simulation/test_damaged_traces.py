@@ -26,6 +26,7 @@ OPTIONAL = frozenset(
         *("priority", "tenant", "retention_priority", "retention_ttl_s", "max_tokens", "mode", "keep_blocks"),
         *("drafts", "parents", "max_drafts", "num_accepted_tokens", "next_draft_token_ids", "next_draft_parents"),
         *("exports", "imports", "dropped", "copies", "transfer", "forward", "temperature", "ignore_eos"),
+        "takes_drafts",
     }
 )
 """Fields that records leave out where they have their default, and entries of mappings."""

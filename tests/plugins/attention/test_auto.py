@@ -62,7 +62,7 @@ def test_a_composed_config_names_what_auto_stands_for() -> None:
     """Plans, results and checks see the plugin that runs; where its name came from is the file of auto."""
     composed = compose_config(["attention=auto", "model.device=cpu"])
     assert composed.engine.attention == NATIVE
-    assert composed.to_dict()["attention"] == {"name": "native_cpu", "kv_dtype": "auto"}
+    assert composed.to_dict()["attention"] == {"name": "native_cpu", "kv_dtype": "auto", "kv_scales": "token_head"}
     assert composed.choices["attention"] == "auto"
     assert "auto" in composed.sources["attention.name"]
 

@@ -48,7 +48,8 @@ def test_a_deterministic_branch_of_a_tree_has_the_bits_of_a_chain() -> None:
 def test_naive_is_declared_with_every_flag() -> None:
     info = Registry.from_modules([tokenloom_attention]).get("attention", "naive").info
     assert info.contract == CONTRACT_VERSIONS["attention"]
-    assert info.capabilities.flags == {"sliding_window", "soft_cap", "tree_mask", "deterministic"}
+    declared = {"sliding_window", "soft_cap", "sinks", "tree_mask", "deterministic@cpu", "whole_scores"}
+    assert info.capabilities.flags == declared
 
 
 def test_build_names_every_reason_against_a_context() -> None:

@@ -79,6 +79,17 @@ def test_forward_on_several_threads_matches_the_reference(num_threads: int, kv_d
             pool.check(works[:1], layer_of(pool.shape, window, soft_cap), case="one row")
 
 
+def test_codes_are_multiplied_as_exactly_as_floats() -> None:
+    """An int8 cache met as whole numbers, against floats: after rounding to bfloat16 few bits differ. With queries or
+    weights of one byte most of them would."""
+    found = []
+    for level in ("avx512", "avx2"):
+        with at_level(level):
+            pool = make_pool(Shape(6, 2, head_dim=64, block_size=16, dtype=torch.bfloat16), 60, "int8")
+            found.append(pool.step([Work(pool.paged(n, n - 1), 1) for n in (40, 150, 260)], layer_of(pool.shape)))
+    assert (found[0] == found[1]).float().mean() > 0.9
+
+
 def share_prefix(pool: Pool, length: int, ends: list[tuple[int, int]], parents: tuple[int, ...] | None) -> list[Work]:
     """Requests with the same first `length` tokens in the same blocks, then (cached, new) tokens of their own."""
     first = pool.paged(length, length)

@@ -29,7 +29,8 @@ def test_flash_attention_and_its_sums_match_the_reference(
     query = fused[-sum(query_lens) :, :num_heads]
     key, value = fused[:, num_heads : num_heads + num_kv_heads], fused[:, num_heads + num_kv_heads :]
     lens = [torch.tensor([0, *counts]).cumsum(0).int() for counts in (query_lens, key_lens)]
-    layer = AttentionLayer(0, 0, head_dim**-0.5, window, soft_cap)
+    sinks = torch.linspace(-2.0, 4.0, num_heads) if window is not None else None
+    layer = AttentionLayer(0, 0, head_dim**-0.5, window, soft_cap, sinks)
     out, lse = flash_attention(query, key, value, *lens, query_lens, layer, SMALL)
     expected, expected_lse = reference.flash_attention(query, key, value, *lens, query_lens, layer)
     check_close(out, expected, TOLERANCES[dtype], "flash_attention")

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 
 from tests.plugins.attention.triton_paged_steps import check_step, make_pool, plan_of
+from tokenloom.testing.numeric_device import TOLERANCES, check_close
 from tokenloom.testing.paged_pool import Pool, Shape, Work, layer_of, new_rows, random_parents
 from tokenloom_attention.triton_capabilities import HEAD_DIMS
+from tokenloom_attention.triton_paged import reference
+from tokenloom_attention.triton_paged.kernels import lines_of
 from tokenloom_attention.triton_paged.launches import attention_launches
 from tokenloom_attention.triton_paged.tuning import Tiles
 
@@ -69,12 +75,14 @@ def test_quantized_caches_match_the_reference(kv_dtype: Literal["int8", "fp8_e4m
 @pytest.mark.parametrize(("window", "soft_cap"), LAYERS)
 @pytest.mark.parametrize("split_span", [32, 64])
 def test_split_sequences_match_the_reference(split_span: int, window: int | None, soft_cap: float | None) -> None:
-    """Requests of up to five tokens are split, the others not; some have fewer spans than the grid, padding none."""
+    """Requests of up to five tokens are split, the others not; some have fewer spans than the grid, padding none. A
+    sink counts once, however many programs a row has."""
     pool = make_pool(Shape(4, 2, head_dim=16, block_size=16))
     works = [*mixed(pool), Work(pool.paged(3, 2), 1), Work(pool.paged(101, 100), 1)]
     splits = {"num_splits": 112 // split_span + 1, "split_query_len": 5, "split_span": split_span}
     plan = plan_of(works, pool.shape, 1, **splits)
-    check_step(pool, works, layer_of(pool.shape, window, soft_cap), plan, 1)
+    sinks = torch.tensor([3.0, -1.0, 0.5, 60.0]) if split_span == 32 else None
+    check_step(pool, works, replace(layer_of(pool.shape, window, soft_cap), sinks=sinks), plan, 1)
 
 
 def test_split_uniform_steps_match_the_reference() -> None:
@@ -106,15 +114,54 @@ def test_deterministic_steps_match_the_reference() -> None:
     check_step(pool, works, layer_of(pool.shape, 20), plan_of(works, pool.shape, mask_all=True))
 
 
-def test_skipped_requests_keep_their_rows() -> None:
-    """`skip_fresh` is how `triton_flash` takes requests that have nothing cached: their rows are not touched."""
+@pytest.mark.parametrize("splits", [{}, {"num_splits": 4, "split_query_len": 5, "split_span": 32}])
+def test_skipped_requests_keep_their_rows(splits: dict[str, int]) -> None:
+    """`skip_fresh` is how `triton_flash` takes requests that have nothing cached: their rows are not touched, nor are
+    they where other requests are split that have no fewer new tokens."""
     pool = make_pool(Shape(4, 2, head_dim=16, block_size=16))
     works = mixed(pool)
     check_step(pool, works[:3], layer_of(pool.shape), plan_of(works[:3], pool.shape, skip_fresh=True))
-    plan, query = plan_of(works, pool.shape, skip_fresh=True), new_rows(works, "query")
+    works.append(Work(pool.paged(2), 2))
+    plan, query = plan_of(works, pool.shape, skip_fresh=True, **splits), new_rows(works, "query")
     out = torch.full_like(query, torch.nan)
     batch, layer = pool.batch(works), layer_of(pool.shape)
-    (launch,) = attention_launches(out, query, pool.kv[0], None, batch, None, layer, plan)
-    launch.run()
+    for launch in attention_launches(out, query, pool.kv[0], None, batch, None, layer, plan):
+        launch.run()
     is_kept = out.isnan().flatten(1).all(dim=1)
-    assert is_kept.tolist() == [False] * 27 + [True] * 17
+    assert is_kept.tolist() == [False] * 27 + [True] * 19
+
+
+def test_layers_of_a_step_share_launches_and_nothing_else() -> None:
+    """Other scales, sinks, caches and strides on one `prepare`: only what is equal may be kept."""
+    pool = make_pool(Shape(4, 2, head_dim=16, block_size=16))
+    works = [*mixed(pool), Work(pool.paged(600, 599), 1)]
+    batch = pool.batch(works)
+    metadata = pool.backend.prepare(batch)
+    caches = [torch.randn(pool.kv[0].shape, generator=torch.Generator().manual_seed(seed)) for seed in (0, 1)]
+    query = new_rows(works, "query")
+    strided = torch.cat([query, query.flip(0)], dim=1)[:, 4:]
+    for scale, sinks in ((0.5, torch.tensor([1.0, 2.0, 3.0, 4.0])), (0.5, torch.zeros(4)), (0.25, None)):
+        layer = replace(layer_of(pool.shape), softmax_scale=scale, sinks=sinks)
+        for cache, rows in zip(caches, (query, strided)):
+            out = pool.backend.forward(rows, [cache], layer, metadata)
+            expected = reference.paged_attention(rows, cache, None, batch, None, layer)
+            check_close(out, expected, TOLERANCES[torch.float32], f"{layer}")
+
+
+@triton.jit
+def _lines_kernel(out: tl.tensor, table: tl.tensor, stride: tl.tensor) -> None:
+    slots = tl.arange(0, 4)
+    paged = lines_of((None, None, None, table, 0), slots, slots >= 0, True, 2)
+    contiguous = lines_of((None, None, None, None, stride), slots, slots >= 0, True, 2)
+    tl.store(out + tl.program_id(1) * 8 + slots, paged)
+    tl.store(out + tl.program_id(1) * 8 + 4 + slots, contiguous)
+
+
+def test_lines_are_counted_in_64_bits() -> None:
+    """Where a tile's keys lie, for block ids and strides whose products exceed 32 bits; no such memory is touched."""
+    out, table = torch.zeros(3, 8, dtype=torch.int64), torch.tensor([2**30, 2**31 - 1], dtype=torch.int32)
+    _lines_kernel[(1, 3)](out, table, 2**30 + 1)
+    for head in range(3):
+        begins = [(2 * block * 3 + head) * 2 for block in (2**30, 2**31 - 1)]
+        paged = [begin + offset for begin in begins for offset in (0, 1)]
+        assert out[head].tolist() == [*paged, *(slot * (2**30 + 1) for slot in range(4))]

@@ -19,7 +19,11 @@ from tokenloom_quant.compressed_tensors import CompressedTensorsConfig
         (ct_settings(int_weights(4, 32), format="marlin-24"), "is stored as 'marlin-24'; readable are pack-quantized"),
         (ct_settings(int_weights(4, 32), format="nvfp4-pack-quantized"), "'nvfp4-pack-quantized'"),
         (ct_settings(int_weights(4, 32), quantization_status="frozen"), "quantization_status 'frozen'; save it compr"),
-        (ct_settings(int_weights(4, 32), kv_cache_scheme={"num_bits": 8}), "has a kv_cache_scheme; take a checkpoint"),
+        (ct_settings(int_weights(4, 32), kv_cache_scheme={"num_bits": 4}), "kv_cache_scheme of 4 bits by 'tensor'"),
+        (
+            ct_settings(int_weights(4, 32), kv_cache_scheme={"num_bits": 8, "symmetric": False}),
+            "symmetric=False; readable are symmetric ones of 8 bits",
+        ),
         (ct_settings(int_weights(4, 32), sparsity_config={"format": "sparse-bitmask"}), "sparse-bitmask"),
         (ct_settings(int_weights(4, 32), transform_config={"a": {}}), "has a transform_config"),
         (ct_settings(int_weights(3, 32)), "weights of 3-bit int; readable are int 4, int 8 and float 8"),

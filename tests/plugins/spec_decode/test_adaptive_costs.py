@@ -107,7 +107,7 @@ def test_a_plain_step_is_wanted_again_when_the_last_one_is_old() -> None:
     costs = DraftCosts()
     costs.observe(_step(4, 1.0))
     for number in range(300):
-        assert costs.wants_plain(4) == (number >= 256)
+        assert costs.wants_plain(4) == (number >= 96)
         costs.observe(_step(4, 1.5, 8))
     costs.observe(_step(4, 1.0))
     assert not costs.wants_plain(4)

@@ -19,7 +19,8 @@ POLICY = PluginChoice("spec_decode.policy", "fixed", FixedPolicyConfig())
 
 
 def _drafter(**values: Any) -> SuffixDrafter:
-    return SuffixDrafter(SuffixConfig(policy=POLICY, **values))
+    """Looks for two tokens and more, and drafts as many as it finds, but for `values`."""
+    return SuffixDrafter(SuffixConfig(policy=POLICY, **{"min_match": 2, "drafts_per_match": 1.0, **values}))
 
 
 def _proposal(
@@ -109,7 +110,13 @@ def test_suffix_needs_nothing_of_the_target() -> None:
 
 @pytest.mark.parametrize(
     "values",
-    [{"min_match": 0}, {"max_match": 1}, {"max_match": 129}, {"drafts_per_match": 0.0}, {"min_probability": 1.5}],
+    [
+        {"min_match": 0},
+        {"min_match": 2, "max_match": 1},
+        {"max_match": 129},
+        {"drafts_per_match": 0.0},
+        {"min_probability": 1.5},
+    ],
 )
 def test_suffix_config_refuses(values: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):

@@ -14,7 +14,15 @@ from safetensors.torch import save_file
 
 __all__ = ["LAYOUTS", "TinyMedusa"]
 
-LAYOUTS = ("fasterdecoding", "fasterdecoding pickled", "vllm", "vllm shared", "target's head", "truncated")
+LAYOUTS = (
+    "fasterdecoding",
+    "fasterdecoding pickled",
+    "vllm",
+    "vllm shared",
+    "target's head",
+    "truncated",
+    "target's rows",
+)
 
 
 @dataclass
@@ -72,7 +80,7 @@ class TinyMedusa:
                 tensors[f"lm_heads.{head}.weight"] = self.outputs[head][self.token_map]
         if layout == "vllm shared":
             tensors["lm_head.weight"] = self.outputs[0]
-        if layout == "truncated":
+        if layout in ("truncated", "target's rows"):
             tensors["token_map"] = self.token_map
         return tensors
 
@@ -84,8 +92,9 @@ class TinyMedusa:
             for weight, bias in zip(self.weights[head], self.biases[head], strict=True):
                 inner = weight @ state + bias
                 state = state + inner * torch.sigmoid(inner)
-            output = {"vllm shared": self.outputs[0], "target's head": target_head}.get(layout, self.outputs[head])
+            shared = {"vllm shared": self.outputs[0], "target's head": target_head, "target's rows": target_head}
+            output = shared.get(layout, self.outputs[head])
             scores = (output @ state).tolist()
-            allowed = self.token_map.tolist() if layout == "truncated" else range(self.vocab_size)
+            allowed = self.token_map.tolist() if layout in ("truncated", "target's rows") else range(self.vocab_size)
             found.append(sorted(allowed, key=lambda token: -scores[token])[:num_ranks])
         return found

@@ -21,7 +21,10 @@ from tokenloom.interfaces.attention import (
     AttentionLayer,
     AttentionMetadata,
     KVCacheSpec,
+    KVScales,
+    KVScaleSource,
 )
+from tokenloom_attention.fixed_scales import KV_SCALES_DESCRIPTION, round_by_scale, scale_source
 from tokenloom_attention.native_cpu.kernels import load_kernels
 
 __all__ = ["NativeCpuBackend", "NativeCpuConfig", "NativeCpuMetadata"]
@@ -39,8 +42,13 @@ class NativeCpuConfig(AttentionConfig):
     kv_dtype: Literal["auto", "int8"] = Field(
         default="auto",
         description="What keys and values are stored as: auto takes the model's dtype; int8 halves the memory of "
-        "bfloat16, with one scale per token and head, and is lossy.",
+        "bfloat16, with scales per token and head or fixed ones, and is lossy.",
     )
+    kv_scales: str = Field(default="token_head", description=KV_SCALES_DESCRIPTION)
+
+    def fixed_kv_scales(self) -> KVScaleSource | None:
+        """See `AttentionConfig.fixed_kv_scales`. Raises ConfigError if scales are named, but nothing is rounded."""
+        return scale_source("native_cpu", self.kv_scales, self.kv_dtype)
 
     def build(self, context: AttentionContext) -> NativeCpuBackend:
         """Constructs the backend; compiles its kernels where that has not been done yet.
@@ -49,6 +57,7 @@ class NativeCpuConfig(AttentionConfig):
             CapabilityError: if the context asks for what the backend cannot do; holds every reason.
             NativeBuildError: the kernels cannot be compiled here.
         """
+        self.fixed_kv_scales()
         if reasons := list(_reasons_against(context, self.kv_dtype)):
             raise CapabilityError(reasons)
         return NativeCpuBackend(context, self)
@@ -62,10 +71,12 @@ class NativeCpuMetadata(AttentionMetadata):
     Attributes:
         work: the C++ object, which holds the batch's tensors and the cut into items.
         window: that the cut was made for.
+        slot_mapping: the batch's.
     """
 
     work: Any
     window: int | None
+    slot_mapping: torch.Tensor
 
 
 @final
@@ -113,7 +124,7 @@ class NativeCpuBackend(AttentionBackend):
             batch.tree_mask,
             batch.window,
         )
-        return NativeCpuMetadata(work, batch.window)
+        return NativeCpuMetadata(work, batch.window, batch.slot_mapping)
 
     def write_kv(
         self, kv: Sequence[torch.Tensor], key: torch.Tensor, value: torch.Tensor, metadata: AttentionMetadata
@@ -123,6 +134,26 @@ class NativeCpuBackend(AttentionBackend):
         assert key.dtype == value.dtype == self._context.dtype, f"{key.dtype}, {value.dtype}: not {self._context.dtype}"
         metadata.work.write_kv(kv, key, value)
 
+    def write_scaled_kv(
+        self,
+        kv: Sequence[torch.Tensor],
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scales: KVScales,
+        metadata: AttentionMetadata,
+    ) -> None:
+        """Stores the new tokens with fixed scales, which lie beside each token as found ones do."""
+        assert isinstance(metadata, NativeCpuMetadata), f"metadata of another backend: {type(metadata).__name__}"
+        size, pack = self._context.block_size, self._pack
+        slots = metadata.slot_mapping.clamp(min=0)  # what is not to be stored goes to the null block
+        blocks, offsets = slots // size, slots % size
+        keys = round_by_scale(key, scales.key, self._stored)  # [T, Hkv, D]
+        kv[0][blocks, :, :, offsets] = keys.view(*keys.shape[:2], -1, pack)
+        values = round_by_scale(value, scales.value, self._stored)
+        kv[1][blocks, :, offsets // pack, : self._context.head_dim, offsets % pack] = values
+        kv[2][blocks, :, offsets] = scales.key
+        kv[3][blocks, :, offsets] = scales.value
+
     def forward(
         self, query: torch.Tensor, kv: Sequence[torch.Tensor], layer: AttentionLayer, metadata: AttentionMetadata
     ) -> torch.Tensor:
@@ -130,6 +161,7 @@ class NativeCpuBackend(AttentionBackend):
         assert isinstance(metadata, NativeCpuMetadata), f"metadata of another backend: {type(metadata).__name__}"
         assert layer.window == metadata.window, f"window {layer.window} in a group prepared for {metadata.window}"
         assert query.dtype == self._context.dtype, f"queries of {query.dtype}, not {self._context.dtype}"
+        assert layer.sinks is None, "sinks for a backend that does not claim the flag"
         out: torch.Tensor = metadata.work.forward(query, kv, layer.softmax_scale, layer.soft_cap or 0.0)
         return out
 

@@ -62,9 +62,9 @@ class TorchSdpaConfig(AttentionConfig):
                 f"attention=torch_sdpa needs a dtype in (float32, bfloat16, float16), got {context.dtype}; "
                 "try model.dtype=bfloat16"
             )
-        if context.deterministic and context.device.type != "cpu":
+        if context.deterministic and context.device.type != "cpu" and context.dtype != torch.float32:
             reasons.append(
-                f"attention=torch_sdpa is deterministic on cpu only, got {context.device}; "
+                f"attention=torch_sdpa is deterministic on cpu only, got {context.device} in {context.dtype}; "
                 "try engine.deterministic=false"
             )
         if reasons:
@@ -81,8 +81,8 @@ class TorchSdpaMetadata(AttentionMetadata):
         batch: the step.
         stored: int64, token rows that are stored; None means all.
         slots: int64, their slots.
-        plans: tiles by (window, whether SDPA can be used). Window and soft cap are facts of a layer, so the first
-            layer with a new pair fills in its tiles; in most models that is one plan per step.
+        plans: tiles by (window, whether SDPA can be used). Window, soft cap and sinks are facts of a layer, so the
+            first layer with a new pair fills in its tiles; in most models that is one plan per step.
     """
 
     batch: AttentionBatch
@@ -169,7 +169,7 @@ class TorchSdpaBackend(AttentionBackend):
             cache.index_copy_(0, block_ids, blocks)
 
     def _tiles(self, layer: AttentionLayer, metadata: TorchSdpaMetadata) -> tuple[Tile, ...]:
-        plan = (layer.window, layer.soft_cap is None)
+        plan = (layer.window, layer.soft_cap is None and layer.sinks is None)
         tiles = metadata.plans.get(plan)
         if tiles is None:
             tiles = metadata.plans[plan] = plan_tiles(metadata.batch, *plan, self._limits)
@@ -195,7 +195,10 @@ class TorchSdpaBackend(AttentionBackend):
         if layer.soft_cap is not None:
             scores = scores.div_(layer.soft_cap).tanh_().mul_(layer.soft_cap)
         scores.view(num_spans, num_kv_heads, num_rows, group, num_slots).add_(tile.bias)
-        weights = torch.softmax(scores, dim=-1).to(self._value_dtype)
+        if layer.sinks is not None:  # one more score in each row, whose weight goes nowhere
+            sinks = layer.sinks.view(1, num_kv_heads, 1, group).expand(num_spans, -1, num_rows, -1)
+            scores = torch.cat((scores, sinks.reshape(batch, num_rows * group, 1)), dim=-1)
+        weights = torch.softmax(scores, dim=-1)[..., :num_slots].to(self._value_dtype)
         v = self._gather_heads(values, tile, self._value_dtype)  # [n * Hkv, L, D]
         result = torch.bmm(weights, v).view(num_spans, num_kv_heads, num_rows, group, head_dim)
         result = result.transpose(1, 2).reshape(num_spans * num_rows, num_kv_heads * group, head_dim)

@@ -93,7 +93,7 @@ def plan_tiles(batch: AttentionBatch, window: int | None, can_sdpa: bool, limits
     Args:
         batch: the step.
         window: of the layers that will use the tiles.
-        can_sdpa: whether SDPA can compute these layers (it has no soft cap).
+        can_sdpa: whether SDPA can compute these layers (it has no soft cap and no sinks).
         limits: sizes.
     """
     works = _works(batch, window, limits)

@@ -23,7 +23,6 @@ from tokenloom.interfaces.attention import (
 )
 from tokenloom_attention.triton_flash.launches import flash_launch
 from tokenloom_attention.triton_paged.backend import TritonPagedBackend, TritonPagedConfig, TritonPagedMetadata
-from tokenloom_attention.triton_paged.launches import attention_launches
 from tokenloom_attention.triton_paged.validity import reasons_against
 
 __all__ = ["TritonFlashBackend", "TritonFlashConfig", "TritonFlashMetadata"]
@@ -104,9 +103,7 @@ class TritonFlashBackend(AttentionBackend):
             tiles = self._paged.tiles_of_prompts()
             flash_launch(out, None, query, key, value, lens, batch.query_lens_cpu, layer, tiles).run()
         if metadata.has_paged:
-            words, plan = metadata.paged.tree_words, metadata.paged.plan
-            for launch in attention_launches(out, query, kv[0], None, batch, words, layer, plan):
-                launch.run()
+            metadata.paged.launches.attend(out, query, kv[0], None, layer)
         return out
 
     def copy_slots(self, kv: Sequence[torch.Tensor], source: torch.Tensor, target: torch.Tensor) -> None:

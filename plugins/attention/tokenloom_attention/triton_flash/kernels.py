@@ -35,6 +35,7 @@ def flash_kernel(
     inner_scale: tl.tensor,
     soft_cap: tl.tensor,
     window: tl.tensor,
+    sinks: tl.tensor,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -58,7 +59,7 @@ def flash_kernel(
     bounds = key_range(seq, first, window, False, False, BLOCK_M // GROUP, BLOCK_N)
     offset = (key_begin * stride_key_token + tl.program_id(1)) * HEAD_DIM
     store = (key + offset, value + offset, None, None, stride_key_token)
-    form = (factor, inner_scale, soft_cap, window)
+    form = (factor, inner_scale, soft_cap, window, sinks)
     acc, sums = attend_keys(q, bounds, seq, rows, store, (None, 0, None), form, HEAD_DIM, 1, BLOCK_N, False)
     num_heads = tl.num_programs(1) * GROUP
     save_rows(out, token * num_heads + head, acc, is_row, HEAD_DIM)

@@ -34,12 +34,12 @@ def flash_attention(
         cu_seqlens_q, cu_seqlens_k: int32 [B + 1]: request b owns the queries and keys from its entry to the next.
             Its queries belong to its last keys.
         query_lens_cpu: queries of each request, on the host.
-        layer: scale (positive), window and soft cap.
+        layer: scale (positive), window, soft cap and sinks.
         tiles: shape of a program.
 
     Returns:
-        [T, Hq, D] in the query's dtype, and fp32 [T, Hq]: the natural logarithm of each row's sum of exponentials. A
-        row that sees nothing is 0, its logarithm -inf.
+        [T, Hq, D] in the query's dtype, and fp32 [T, Hq]: the natural logarithm of each row's sum of exponentials,
+        its head's sink included. A row that sees nothing is 0, its logarithm that of the sink, without one -inf.
 
     Example::
 

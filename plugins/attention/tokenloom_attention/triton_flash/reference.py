@@ -42,6 +42,9 @@ def flash_attention(
         if layer.window is not None:
             visible &= slots > own - layer.window
         scores = scores.masked_fill(~visible[:, None], float("-inf"))
-        out[rows] = torch.einsum("rhs,shd->rhd", torch.softmax(scores, dim=-1), v)
+        if layer.sinks is not None:
+            sinks = layer.sinks[:, None].expand(query_len, -1, 1)
+            scores = torch.cat([scores, sinks], dim=-1)  # [R, Hq, num_keys + 1]
         lse[rows] = torch.logsumexp(scores, dim=-1)
+        out[rows] = torch.einsum("rhs,shd->rhd", torch.softmax(scores, dim=-1)[..., : v.shape[0]], v)
     return out, lse

@@ -21,9 +21,13 @@ from tokenloom.interfaces.attention import (
     AttentionLayer,
     AttentionMetadata,
     KVCacheSpec,
+    KVScales,
+    KVScaleSource,
 )
-from tokenloom_attention.triton_paged.launches import pack_tree, padded_dim, paged_attention, store_tokens
+from tokenloom_attention.fixed_scales import KV_SCALES_DESCRIPTION, round_by_scale, scale_source
+from tokenloom_attention.triton_paged.launches import pack_tree, padded_dim
 from tokenloom_attention.triton_paged.plan import StepPlan, Work, plan_step
+from tokenloom_attention.triton_paged.step_launches import StepLaunches
 from tokenloom_attention.triton_paged.tuning import Tiles, architecture_of, num_processors_of, tuning_for
 from tokenloom_attention.triton_paged.validity import reasons_against
 
@@ -39,8 +43,13 @@ class TritonPagedConfig(AttentionConfig):
     kv_dtype: Literal["auto", "int8", "fp8_e4m3"] = Field(
         default="auto",
         description="What keys and values are stored as: auto takes the model's dtype; int8 and fp8_e4m3 halve the "
-        "memory of 16 bits, with one scale per token and head, and are lossy.",
+        "memory of 16 bits, with scales per token and head or fixed ones, and are lossy.",
     )
+    kv_scales: str = Field(default="token_head", description=KV_SCALES_DESCRIPTION)
+
+    def fixed_kv_scales(self) -> KVScaleSource | None:
+        """See `AttentionConfig.fixed_kv_scales`. Raises ConfigError if scales are named, but nothing is rounded."""
+        return scale_source("triton_paged", self.kv_scales, self.kv_dtype)
 
     def build(self, context: AttentionContext) -> TritonPagedBackend:
         """Constructs the backend; kernels are compiled when they are first launched.
@@ -48,6 +57,7 @@ class TritonPagedConfig(AttentionConfig):
         Raises:
             CapabilityError: if the context asks for what the backend cannot do; holds every reason.
         """
+        self.fixed_kv_scales()
         if reasons := reasons_against("triton_paged", context, self.kv_dtype):
             raise CapabilityError(reasons)
         return TritonPagedBackend(context, self)
@@ -60,13 +70,13 @@ class TritonPagedMetadata(AttentionMetadata):
 
     Attributes:
         batch: the step.
-        plan: how it is launched.
-        tree_words: int32, the batch's tree mask in bits, or None.
+        plan: how it is laid over the device.
+        launches: what its layers launch.
     """
 
     batch: AttentionBatch
     plan: StepPlan
-    tree_words: torch.Tensor | None
+    launches: StepLaunches
 
 
 @final
@@ -114,22 +124,41 @@ class TritonPagedBackend(AttentionBackend):
         query_lens, seq_lens = batch.query_lens_cpu, batch.seq_lens_cpu
         assert sum(query_lens) == batch.num_tokens, f"{query_lens} against {batch.num_tokens} rows"
         plan = plan_step(query_lens, seq_lens, batch.window, self._work, self._tuning, skip_fresh=skip_fresh)
-        return TritonPagedMetadata(batch, plan, None if batch.tree_mask is None else pack_tree(batch.tree_mask))
+        tree_words = None if batch.tree_mask is None else pack_tree(batch.tree_mask)
+        return TritonPagedMetadata(batch, plan, StepLaunches(batch, tree_words, plan))
 
     def write_kv(
         self, kv: Sequence[torch.Tensor], key: torch.Tensor, value: torch.Tensor, metadata: AttentionMetadata
     ) -> None:
         """Stores the new tokens, quantized if the cache is; see `AttentionBackend.write_kv`."""
         assert isinstance(metadata, TritonPagedMetadata), f"metadata of another backend: {type(metadata).__name__}"
-        store_tokens(kv[0], _scales(kv), key, value, metadata.batch.slot_mapping)
+        metadata.launches.store(kv[0], _scales(kv), key, value)
+
+    def write_scaled_kv(
+        self,
+        kv: Sequence[torch.Tensor],
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scales: KVScales,
+        metadata: AttentionMetadata,
+    ) -> None:
+        """Stores the new tokens with fixed scales, which lie beside each token as found ones do."""
+        assert isinstance(metadata, TritonPagedMetadata), f"metadata of another backend: {type(metadata).__name__}"
+        slots, size = metadata.batch.slot_mapping.clamp(min=0), self._context.block_size  # not stored: the null block
+        blocks, offsets = slots // size, slots % size
+        for which, values, scale in ((0, key, scales.key), (1, value, scales.value)):
+            codes = round_by_scale(values, scale, self._stored)  # [T, Hkv, D]
+            _as_bits(kv[0])[blocks, which, :, offsets] = _as_bits(codes)
+            kv[1][blocks, which, :, offsets] = scale
 
     def forward(
         self, query: torch.Tensor, kv: Sequence[torch.Tensor], layer: AttentionLayer, metadata: AttentionMetadata
     ) -> torch.Tensor:
         """One launch for all requests, and a second one where sequences are split; see `AttentionBackend.forward`."""
         assert isinstance(metadata, TritonPagedMetadata), f"metadata of another backend: {type(metadata).__name__}"
-        batch, tree_words, plan = metadata.batch, metadata.tree_words, metadata.plan
-        return paged_attention(query, kv[0], _scales(kv), batch, tree_words, layer, plan)
+        out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+        metadata.launches.attend(out, query, kv[0], _scales(kv), layer)
+        return out
 
     def copy_slots(self, kv: Sequence[torch.Tensor], source: torch.Tensor, target: torch.Tensor) -> None:
         """Reads all of `source`, then writes `target`; see `AttentionBackend.copy_slots`."""

@@ -14,9 +14,9 @@ Helpers take what belongs together as tuples:
     store   keys, values, scales or None, table (the request's blocks) or None, stride_lines: with a table, lines count
             from the tensors' beginning; without one, slot i is stride_lines * i lines behind it
     tree    tree_words or None, their number for each token, positions; bit i of word w: sees new token 32 w + i
-    form    factor (softmax_scale log2(e)), inner_scale, soft_cap or None, window or None
+    form    factor (softmax_scale log2(e)), inner_scale, soft_cap or None, window or None, sinks or None
 
-Of a kernel's arguments, None stands for what is not: no scales, tree, cap, window or splits. Requests of at most
+Of a kernel's arguments, None stands for what is not: no scales, tree, cap, window, sinks or splits. Requests of at most
 split_query_len new tokens are split into spans of split_span slots. SKIP_FRESH leaves those alone that have nothing
 cached, MASK_ALL masks every tile.
 """
@@ -250,12 +250,16 @@ def attend_keys(
     MASK_ALL: tl.constexpr,
 ) -> tl.tuple:
     """Attention of a tile of rows to the slots within `bounds`, in three parts: the middle one needs no mask. Returns
-    fp32 [BLOCK_M, BLOCK_D], and the base 2 logarithm of each row's sum [BLOCK_M]: 0 and -inf if it sees nothing."""
+    fp32 [BLOCK_M, BLOCK_D], and the base 2 logarithm of each row's sum, its sink included [BLOCK_M]: 0 and -inf if it
+    has none and sees nothing."""
     keys, values, scales, _, _ = store
-    factor, inner_scale, soft_cap, window = form
+    factor, inner_scale, soft_cap, window, sinks = form
     acc = tl.zeros([q.shape[0], q.shape[1]], tl.float32)
     row_sum = tl.zeros([q.shape[0]], tl.float32)
     row_max = tl.full([q.shape[0]], float("-inf"), tl.float32)
+    if sinks is not None:  # a score that is there already, without a value; of a row's splits, in the first one
+        row_sum += tl.where(tl.program_id(2) == 0, 1.0, 0.0)
+        row_max = tl.where(row_sum > 0, tl.load(sinks + rows[2]) * 1.4426950408889634, row_max)  # log2(e)
     for part in tl.static_range(3):
         if part == 2 or (not MASK_ALL and (part == 1 or window is not None)):
             for start in tl.range(bounds[part], bounds[part + 1], BLOCK_N, num_stages=None if part == 1 else 1):
@@ -313,6 +317,7 @@ def attend_kernel(
     inner_scale: tl.tensor,
     soft_cap: tl.tensor,
     window: tl.tensor,
+    sinks: tl.tensor,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -327,8 +332,7 @@ def attend_kernel(
     query_begin = tl.load(cu_seqlens_q + request)
     query_len = tl.load(cu_seqlens_q + request + 1) - query_begin
     seq = (query_begin, query_len, tl.load(seq_lens + request) - query_len)
-    is_whole = query_len > split_query_len
-    if (first >= query_len) | (is_whole & (tl.program_id(2) > 0)) | ((seq[2] == 0) & SKIP_FRESH):
+    if (first >= query_len) | ((query_len > split_query_len) & (tl.program_id(2) > 0)) | ((seq[2] == 0) & SKIP_FRESH):
         return
     rows = rows_of(seq, first, GROUP, BLOCK_M)
     index, token, head, is_row = rows
@@ -339,10 +343,10 @@ def attend_kernel(
     values = cache + tl.num_programs(1) * BLOCK_SIZE * HEAD_DIM
     store = (cache, values, scales, block_table + request.to(tl.int64) * stride_table, 0)
     tree = (tree_words, num_words, positions)
-    form = (factor, inner_scale, soft_cap, window)
+    form = (factor, inner_scale, soft_cap, window, sinks)
     acc, lse = attend_keys(q, bounds, seq, rows, store, tree, form, HEAD_DIM, BLOCK_SIZE, BLOCK_N, MASK_ALL)
     num_heads = tl.num_programs(1) * GROUP
-    num_whole = tl.where(is_whole, query_len, 0)
+    num_whole = tl.where(query_len > split_query_len, query_len, 0)
     save_rows(out, token * num_heads + head, acc, is_row & (index < num_whole), HEAD_DIM)
     if partial_out is not None:
         line = ((request * split_query_len + index) * num_heads + head).to(tl.int64)
@@ -357,19 +361,22 @@ def combine_kernel(
     partial_out: tl.tensor,
     partial_lse: tl.tensor,
     cu_seqlens_q: tl.tensor,
+    seq_lens: tl.tensor,
     split_query_len: tl.tensor,
     num_splits: tl.tensor,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_G: tl.constexpr,
+    SKIP_FRESH: tl.constexpr,
 ) -> None:
     """Grid (requests * split_query_len, Hkv): puts one token's splits together, by 2^lse; an empty one has lse -inf."""
     request = tl.program_id(0) // split_query_len
     index = tl.program_id(0) % split_query_len
     query_begin = tl.load(cu_seqlens_q + request)
     query_len = tl.load(cu_seqlens_q + request + 1) - query_begin
-    if (index >= query_len) | (query_len > split_query_len):
+    is_left_alone = (tl.load(seq_lens + request) == query_len) & SKIP_FRESH  # its rows are somebody else's
+    if (index >= query_len) | (query_len > split_query_len) | is_left_alone:
         return
     num_heads = tl.num_programs(1) * GROUP
     group = tl.arange(0, BLOCK_G)

@@ -19,6 +19,7 @@ __all__ = [
     "pack_tree",
     "padded_dim",
     "paged_attention",
+    "partial_results",
     "store_launch",
     "store_tokens",
 ]
@@ -47,7 +48,7 @@ def paged_attention(
         scales: fp32 [num_blocks, 2, Hkv, BS] that int8 and e4m3 are multiplied by; None for the query's dtype.
         batch: the step.
         tree_words: `pack_tree` of its tree mask, or None.
-        layer: scale (positive), window and soft cap.
+        layer: scale (positive), window, soft cap and sinks.
         plan: of `plan_step`, for this batch and window.
 
     Returns:
@@ -89,7 +90,7 @@ def pack_tree(tree_mask: torch.Tensor) -> torch.Tensor:
 
 def padded_dim(head_dim: int) -> int:
     """Columns of a tile: a power of two that the matrix units take."""
-    return max(16, int(triton.next_power_of_2(head_dim)))
+    return max(16, 1 << (head_dim - 1).bit_length())
 
 
 def attention_launches(
@@ -106,22 +107,24 @@ def attention_launches(
     assert query.stride(2) == 1, f"queries with stride {query.stride()}"
     assert cache.is_contiguous(), f"a cache of shape {tuple(cache.shape)} with strides {cache.stride()}"
     assert (tree_words is None) == (batch.tree_mask is None), "a tree's mask and its words go together"
-    partial = _partial_results(batch.seq_lens.shape[0], query, plan)
+    partial = partial_results(batch.seq_lens.shape[0], query, plan)
     attend = _attend_launch(out, partial, query, cache, scales, batch, tree_words, layer, plan)
     if partial is None:
         return [attend]
     return [attend, _combine_launch(out, *partial, batch, cache.shape[2], plan)]
 
 
-def form_arguments(layer: AttentionLayer) -> dict[str, float | int | None]:
-    """How a layer turns products into exponents of 2, as the kernels' arguments."""
+def form_arguments(layer: AttentionLayer) -> dict[str, float | int | torch.Tensor | None]:
+    """How a layer turns products into exponents of 2, and what else it weighs them by, as the kernels' arguments."""
     assert layer.softmax_scale > 0, f"softmax_scale {layer.softmax_scale}"
-    soft_cap = layer.soft_cap
+    soft_cap, sinks = layer.soft_cap, layer.sinks
+    assert sinks is None or (sinks.dtype == torch.float32 and sinks.is_contiguous()), f"sinks in {sinks.dtype}"
     return {
         "factor": math.log2(math.e) * (layer.softmax_scale if soft_cap is None else 1.0),
         "inner_scale": None if soft_cap is None else layer.softmax_scale / soft_cap,
         "soft_cap": soft_cap,
         "window": layer.window,
+        "sinks": sinks,
     }
 
 
@@ -177,9 +180,7 @@ def _attend_launch(
     )
 
 
-def _partial_results(
-    num_requests: int, query: torch.Tensor, plan: StepPlan
-) -> tuple[torch.Tensor, torch.Tensor] | None:
+def partial_results(num_requests: int, query: torch.Tensor, plan: StepPlan) -> tuple[torch.Tensor, torch.Tensor] | None:
     """Room for the splits' results: fp32 [requests * split_query_len, Hq, splits, D], and the logarithms of their
     sums without the last dimension; None without splits."""
     if plan.num_splits == 1:
@@ -206,6 +207,7 @@ def _combine_launch(
             "partial_out": partial_out,
             "partial_lse": partial_lse,
             "cu_seqlens_q": batch.cu_seqlens_q,
+            "seq_lens": batch.seq_lens,
             "split_query_len": plan.split_query_len,
             "num_splits": plan.num_splits,
         },
@@ -214,6 +216,7 @@ def _combine_launch(
             "HEAD_DIM": head_dim,
             "BLOCK_D": padded_dim(head_dim),
             "BLOCK_G": triton.next_power_of_2(group),
+            "SKIP_FRESH": plan.skip_fresh,
         },
         num_warps=4,
         num_stages=2,

@@ -39,7 +39,11 @@ def paged_attention(
         scores = torch.einsum("rhd,shd->rhs", query[rows].float(), k) * layer.softmax_scale
         if layer.soft_cap is not None:
             scores = layer.soft_cap * torch.tanh(scores / layer.soft_cap)
-        weights = torch.softmax(scores.masked_fill(~visible[:, None], float("-inf")), dim=-1)
+        scores = scores.masked_fill(~visible[:, None], float("-inf"))
+        if layer.sinks is not None:
+            sinks = layer.sinks[:, None].expand(query_len, -1, 1)
+            scores = torch.cat([scores, sinks], dim=-1)  # [R, Hq, seq_len + 1]
+        weights = torch.softmax(scores, dim=-1)[..., :seq_len]
         out[rows] = torch.einsum("rhs,shd->rhd", torch.nan_to_num(weights), v)
     return out
 

@@ -61,31 +61,39 @@ _HOPPER: Mapping[int, Tuning] = {
         many=Tiles(128, 64, 8, 5),
         whole=Tiles(128, 128, 8, 3),
         reason="64 rows a warp group is wgmma's shape; two tiles of keys in flight beside the one that is multiplied; "
-        "for 16 rows the compiler is content with 128 registers, and spills",
-        fewest=32,
+        "for 16 rows the compiler is content with 128 registers, and spills, for 32 Triton 3.6 spills with e4m3",
+        fewest=64,
     ),
     128: Tuning(
-        few=Tiles(64, 64, 4, 5),
+        few=Tiles(32, 64, 4, 5),
         many=Tiles(128, 64, 8, 5),
         whole=Tiles(128, 64, 8, 3),
-        reason="as above; 128 keys spill with a window, a soft cap and padding",
+        reason="as above; 128 keys spill with a window, a soft cap and padding; 64 and 16 rows spill in Triton 3.6 "
+        "with quantized caches",
+        fewest=32,
     ),
     256: Tuning(
         few=Tiles(32, 32, 4, 3),
         many=Tiles(64, 16, 8, 3),
-        whole=Tiles(128, 32, 8, 3),
-        reason="results take 64 to 128 registers, so tiles of keys are small; 32 keys spill with an e4m3 cache",
+        whole=Tiles(128, 32, 8, 2),
+        reason="results take 64 to 128 registers, so tiles of keys are small; 32 keys spill with an e4m3 cache, and in "
+        "Triton 3.6 16 rows and a third stage of `whole`",
+        fewest=32,
     ),
 }
 
 _BLACKWELL: Mapping[int, Tuning] = {
     **_HOPPER,
-    64: replace(_HOPPER[64], reason="as on sm_90, but 32 rows spill with an e4m3 cache", fewest=64),
+    64: replace(_HOPPER[64], reason="as on sm_90, and 32 rows spill with an e4m3 cache"),
     128: replace(
         _HOPPER[128],
-        few=Tiles(32, 64, 4, 5),
         reason="results come back from tensor memory into registers: 64 rows spill with int8, 16 with e4m3",
-        fewest=32,
+    ),
+    256: replace(
+        _HOPPER[256],
+        whole=Tiles(128, 32, 8, 3),
+        reason="tiles of keys are small, as on sm_90; Triton 3.9 has registers for 16 rows and a third stage",
+        fewest=16,
     ),
 }
 
@@ -139,8 +147,8 @@ _CDNA3: Mapping[int, Tuning] = {
     256: Tuning(
         few=Tiles(32, 32, 4, 2),
         many=Tiles(64, 16, 4, 2),
-        whole=Tiles(64, 32, 8, 2),
-        reason="as above; 64 rows leave room for 16 keys only",
+        whole=Tiles(64, 16, 8, 2),
+        reason="as above; 64 rows leave room for 16 keys only, and 32 spill with a window and sinks",
     ),
 }
 
@@ -164,7 +172,10 @@ ARCHITECTURES: Mapping[str, Mapping[int, Tuning]] = {
     "sm_89": _ADA,
     "sm_90": _HOPPER,
     "sm_100": _BLACKWELL,
+    "sm_103": _BLACKWELL,
+    "sm_120": _ADA,
     "gfx942": _CDNA3,
+    "gfx950": _CDNA3,
 }
 """Tiles of float16 and bfloat16, by architecture and the largest head size that they are for."""
 

@@ -12,35 +12,22 @@ from typing import final
 import torch
 
 from tokenloom.interfaces.attention import AttentionBatch, AttentionLayer
-from tokenloom.ops.kernel_launch import KernelLaunch
+from tokenloom.ops.kernel_launch import KernelLaunch, KernelVariant
 from tokenloom_attention.triton_flash.launches import flash_launch
 from tokenloom_attention.triton_paged.launches import attention_launches, store_launch
 from tokenloom_attention.triton_paged.plan import StepPlan
 from tokenloom_attention.triton_paged.tuning import tuning_for
 from tokenloom_attention.triton_paged.validity import WITHOUT_E4M3
 
-__all__ = ["Variant", "attention_variants"]
+__all__ = ["attention_variants"]
 
 HEAD_DIMS = (64, 80, 128, 256)
 """One size for each width of tiles, and one that is padded."""
 
+_HEAD_DIMS_WITH_SINKS = (64, 128)
+"""Models with sinks have windows, no caps, and small heads."""
+
 NUM_KV_HEADS, GROUP, BLOCK_SIZE = 8, 4, 16
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Variant:
-    """A launch with a name, e.g. "prompt, head_dim 128, bfloat16".
-
-    Attributes:
-        products: whether it multiplies matrices, in a dtype of the matrix units.
-        is_wide: whether its tiles are large enough for a card's fastest instructions, which take 64 rows and more.
-    """
-
-    name: str
-    launch: KernelLaunch
-    products: bool = False
-    is_wide: bool = False
 
 
 @final
@@ -52,6 +39,7 @@ class _Case:
     window: int | None = None
     soft_cap: float | None = None
     has_tree: bool = False
+    has_sinks: bool = False
 
     @property
     def name(self) -> str:
@@ -60,27 +48,32 @@ class _Case:
         parts += ["window"] if self.window else []
         parts += ["soft cap"] if self.soft_cap else []
         parts += ["tree"] if self.has_tree else []
+        parts += ["sinks"] if self.has_sinks else []
         return ", ".join(parts)
 
 
-def attention_variants(card: str, head_dims: tuple[int, ...] = HEAD_DIMS) -> Iterator[Variant]:
+def attention_variants(card: str, head_dims: tuple[int, ...] = HEAD_DIMS) -> Iterator[KernelVariant]:
     """The kernels for a card of `tokenloom.testing.kernel_gate`, in the tiles of its tuning: each head size, plain and
-    with everything that a layer can ask for, and with each kind of cache that the card can have."""
+    with a window, a cap and a tree, and with each kind of cache that the card can have; and sinks."""
     kinds = [torch.bfloat16, torch.int8] if card in WITHOUT_E4M3 else [torch.bfloat16, torch.int8, torch.float8_e4m3fn]
     for head_dim in head_dims:
         for stored in kinds:
             case = _Case(head_dim, torch.bfloat16, stored)
             yield from _paged(card, case)
             yield from _paged(card, replace(case, window=4096, soft_cap=30.0, has_tree=True))
-            yield Variant(
+            yield KernelVariant(
                 f"store, {case.name}", store_launch(*_cache(case), *_new_tokens(case), _empty(64, torch.int64))
             )
         yield from _flash(card, _Case(head_dim, torch.bfloat16, torch.bfloat16))
         yield from _flash(card, _Case(head_dim, torch.bfloat16, torch.bfloat16, window=4096, soft_cap=30.0))
+        if head_dim in _HEAD_DIMS_WITH_SINKS:
+            with_sinks = _Case(head_dim, torch.bfloat16, torch.bfloat16, window=4096, has_sinks=True)
+            yield from _paged(card, with_sinks)
+            yield from _flash(card, with_sinks)
     yield from _paged(card, _Case(128, torch.float32, torch.float32))
 
 
-def _paged(card: str, case: _Case) -> Iterator[Variant]:
+def _paged(card: str, case: _Case) -> Iterator[KernelVariant]:
     """Decode and verification, which are split, and prompts."""
     tuning = tuning_for(card, case.head_dim, case.dtype)
     few = sorted({tuning.fewest, tuning.few.rows})
@@ -88,20 +81,20 @@ def _paged(card: str, case: _Case) -> Iterator[Variant]:
         tokens = tiles.rows // GROUP
         plan = StepPlan(tiles, 64, tokens, num_splits=8, split_query_len=tokens, split_span=512)
         attend, combine = _attention(case, plan)
-        yield Variant(f"{tiles.rows} rows, {case.name}", attend, case.dtype != torch.float32, tiles.rows >= 64)
-        if tiles.rows == tuning.fewest and case.dtype == case.stored and not case.has_tree:
-            yield Variant(f"combine, {case.name}", combine)
+        yield KernelVariant(f"{tiles.rows} rows, {case.name}", attend, case.dtype != torch.float32, tiles.rows >= 64)
+        if tiles.rows == tuning.fewest and case.dtype == case.stored and case.window is None:
+            yield KernelVariant(f"combine, {case.name}", combine)
     attend = _attention(case, StepPlan(tuning.many, 64, 0))[0]
-    yield Variant(f"prompt, {case.name}", attend, case.dtype != torch.float32, tuning.many.rows >= 64)
+    yield KernelVariant(f"prompt, {case.name}", attend, case.dtype != torch.float32, tuning.many.rows >= 64)
 
 
-def _flash(card: str, case: _Case) -> Iterator[Variant]:
+def _flash(card: str, case: _Case) -> Iterator[KernelVariant]:
     tiles = tuning_for(card, case.head_dim, case.dtype).whole
     query, cu_seqlens = _query(case), _empty(17, torch.int32)
     lse = torch.empty(query.shape[:2], device="meta")
     lens = (cu_seqlens, cu_seqlens, _empty(16, torch.int32))
     launch = flash_launch(query, lse, query, *_new_tokens(case), lens, [3] * 15 + [19], _layer(case), tiles)
-    yield Variant(f"contiguous prompt, {case.name}", launch, True, tiles.rows >= 64)
+    yield KernelVariant(f"contiguous prompt, {case.name}", launch, True, tiles.rows >= 64)
 
 
 def _attention(case: _Case, plan: StepPlan) -> list[KernelLaunch]:
@@ -122,7 +115,8 @@ def _attention(case: _Case, plan: StepPlan) -> list[KernelLaunch]:
 
 
 def _layer(case: _Case) -> AttentionLayer:
-    return AttentionLayer(0, 0, case.head_dim**-0.5, case.window, case.soft_cap)
+    sinks = torch.empty(NUM_KV_HEADS * GROUP, device="meta") if case.has_sinks else None
+    return AttentionLayer(0, 0, case.head_dim**-0.5, case.window, case.soft_cap, sinks)
 
 
 def _query(case: _Case) -> torch.Tensor:

@@ -13,6 +13,7 @@ from tokenloom.interfaces.quant import EmbeddingWeights, LayerSpec, LinearWeight
 from tokenloom.ops.weight_memory import WeightMemory
 from tokenloom_quant.low_bit.affine_codes import AffineCodes, joined_codes
 from tokenloom_quant.low_bit.product import LowBitProduct
+from tokenloom_quant.rounded_shards import RoundedShards
 
 __all__ = ["LowBitEmbedding", "LowBitFormat", "LowBitLinear"]
 
@@ -39,40 +40,20 @@ class LowBitLinear(LinearWeights):
     def __init__(self, spec: LayerSpec, weight_format: LowBitFormat, dtype: torch.dtype, memory: WeightMemory) -> None:
         self._spec = spec
         self._format = weight_format
-        self._dtype = dtype
         self._memory = memory
-        self._codes: dict[str, AffineCodes] = {}  # per shard, until finalize
-        self._biases: dict[str, torch.Tensor] = {}
+        self._shards: RoundedShards[AffineCodes] = RoundedShards(weight_format.name, spec, dtype, torch.device("cpu"))
         self._product: LowBitProduct | None = None
 
     def load(self, shard: str, parameter: str, tensor: torch.Tensor) -> None:
         """As in the contract. Raises ModelError for packed parameters and for weights that are not finite numbers."""
-        where = f"quant={self._format.name}, layer {self._spec.name}, shard {shard}"
-        if parameter == "bias":
-            self._biases[shard] = tensor.to(self._dtype)
-            return
-        if parameter != "weight" or not tensor.is_floating_point():
-            raise ModelError(
-                f"{where}: needs a plain 'weight' to round, got {parameter!r} of {tensor.dtype}; the checkpoint is "
-                "quantized already: choose the quant plugin that reads its format"
-            )
-        if not bool(torch.isfinite(tensor).all()):
-            raise ModelError(f"{where}: the weights hold infinities or NaN")
-        self._codes[shard] = self._format.encode(tensor)
+        self._shards.load(shard, parameter, tensor, self._encode)
 
     def finalize(self) -> None:
-        names = [shard.name for shard in self._spec.shards]
-        missing = [name for name in names if name not in self._codes]
-        if missing:
-            raise ModelError(
-                f"quant={self._format.name}, layer {self._spec.name}: no weight came for {', '.join(missing)}"
-            )
-        bias = torch.cat([self._biases[name] for name in names]) if self._spec.has_bias else None
-        codes = joined_codes([self._codes[name] for name in names])
+        codes, bias = self._shards.take()
         rounds_activations = self._format.rounds_activations
-        self._product = LowBitProduct(codes, bias, rounds_activations=rounds_activations, memory=self._memory)
-        self._codes.clear()
-        self._biases.clear()
+        self._product = LowBitProduct(
+            joined_codes(codes), bias, rounds_activations=rounds_activations, memory=self._memory
+        )
 
     def apply(self, x: torch.Tensor) -> torch.Tensor:
         return self.product.apply(x)
@@ -89,6 +70,11 @@ class LowBitLinear(LinearWeights):
     @property
     def num_bytes(self) -> int:
         return self.product.num_bytes
+
+    def _encode(self, weight: torch.Tensor, where: str) -> AffineCodes:
+        if not bool(torch.isfinite(weight).all()):
+            raise ModelError(f"{where}: the weights hold infinities or NaN")
+        return self._format.encode(weight)
 
 
 @final

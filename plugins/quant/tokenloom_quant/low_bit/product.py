@@ -11,6 +11,7 @@ from tokenloom.errors import ModelError
 from tokenloom.ops.weight_memory import WeightMemory
 from tokenloom_quant.low_bit.affine_codes import AffineCodes
 from tokenloom_quant.low_bit.kernels import load_kernels
+from tokenloom_quant.low_bit.packed_product import PackedProduct
 
 __all__ = ["LowBitProduct"]
 
@@ -22,7 +23,7 @@ _LOWER, _UPPER = [0, 4, 1, 5], [2, 6, 3, 7]
 
 
 @final
-class LowBitProduct:
+class LowBitProduct(PackedProduct):
     """A weight as codes, packed for the product; the only copy.
 
     Args:
@@ -48,6 +49,7 @@ class LowBitProduct:
         num_groups = affine.scale.shape[1]
         multiple = _SINGLE_GROUP_MULTIPLE if num_groups == 1 else affine.group_size
         self._bits = affine.bits
+        self._rounds_activations = rounds_activations
         self._codes = _kept(_pack_codes(affine, multiple), memory)  # [panels, planes, 32, 4]
         self._scales = _kept(_pack_rows(affine.scale), memory)  # [panels, groups, 32]
         self._minima = None if affine.minimum is None else _kept(_pack_rows(affine.minimum), memory)
@@ -81,6 +83,10 @@ class LowBitProduct:
         scale = self._scales[panel, :, place]  # [M, G]
         affine = AffineCodes(codes, scale, minimum, self._bits, codes.shape[1] // scale.shape[1])
         return affine.dequantized()[:, : self._num_columns]
+
+    @property
+    def rounds_activations(self) -> bool:
+        return self._rounds_activations
 
     @property
     def num_bytes(self) -> int:

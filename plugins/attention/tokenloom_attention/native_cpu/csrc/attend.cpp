@@ -2,6 +2,7 @@
 // the maths. What a row meets depends on its own slot alone: chunks begin at multiples of kChunk.
 #include "attention.h"
 #include "chunk.h"
+#include "codes.h"
 #include "products.h"
 #include "tiles.h"
 
@@ -10,6 +11,7 @@ namespace {
 
 using attention::Item;
 using attention::Stored;
+using attention::Unit;
 
 constexpr float kInfinity = __builtin_inff();
 constexpr int kMostColumnTiles = 16;
@@ -109,18 +111,39 @@ void soften(const Attention& work, Desk& desk, int num_rows, const Chunk& chunk)
   }
 }
 
+// What to ask memory for while the chunks of a unit are computed.
+struct Asking {
+  const Attention& work;
+  Unit unit, next;
+  Desk& desk;
+
+  Blocks blocks_of(Unit of) const {
+    return {work.sizes, work.step.block_table + of.item->request * work.step.table_stride, of.kv_head};
+  }
+  Ahead values(const Chunk& chunk) {
+    return values_ahead(blocks_of(unit), work.layer.values, chunk.begin, chunk.end, desk.pieces);
+  }
+  Ahead next_keys(const Chunk& chunk) {
+    const bool is_last = chunk.end == unit.item->kv_end;
+    if (is_last && next.item == nullptr) return {};
+    const Unit of = is_last ? next : unit;
+    const int32_t begin = is_last ? of.item->kv_begin : chunk.end;
+    const int32_t border = (begin / kChunk + 1) * kChunk, end = border < of.item->kv_end ? border : of.item->kv_end;
+    return keys_ahead(blocks_of(of), work.layer.keys, begin, end, desk.pieces);
+  }
+};
+
 #if TL_HAS_AVX512
 // The same as attend_chunk on AMX tiles, which want values in one piece and whole tiles of weights.
 template <class Kind>
-void attend_chunk_in_tiles(const Attention& work, const Blocks& blocks, Desk& desk, int num_rows, Chunk& chunk) {
+void attend_chunk_in_tiles(const Attention& work, Asking& asking, Desk& desk, int num_rows, Chunk& chunk) {
   const int dim = work.sizes.padded_dim;
-  const bool is_reading = num_rows <= kTile && work.sizes.block_size % 16 == 0;  // with more rows it is computing
-  if (is_reading) prefetch_values(chunk.values);
+  asking.values(chunk).ask_all();
   if (Kind::kPack == 4) widen_keys(work.sizes, desk, chunk);
   multiply_all<false>(desk.query, num_rows, work.sizes.head_dim / 2, desk.tiles, chunk.num_tiles(), chunk.key_step,
                       desk.scores);
   soften<StoredBf16>(work, desk, num_rows, chunk);
-  if (is_reading) prefetch_keys<Kind>(work, blocks, chunk.end, chunk.next_end);
+  asking.next_keys(chunk).ask_all();
   const int count = chunk.end - chunk.begin, num_words = (count + 2 * kTile - 1) / (2 * kTile) * kTile;
   gather_values<Kind>(desk, chunk.values, num_words);
   for (int r = 0; r < num_rows; ++r) {
@@ -141,16 +164,34 @@ void attend_chunk_in_tiles(const Attention& work, const Blocks& blocks, Desk& de
 #endif
 
 template <class Kind>
-void attend_chunk(const Attention& work, const Blocks& blocks, Desk& desk, int num_rows, const Chunk& chunk) {
+void attend_chunk(const Attention& work, Asking& asking, Desk& desk, int num_rows, const Chunk& chunk) {
   const Sizes& sizes = work.sizes;
-  const bool is_scattered = sizes.block_size % 16 == 0;
-  if (is_scattered) prefetch_values(chunk.values);
+  Ahead values = asking.values(chunk);
   score_all<Kind>(desk.query, num_rows, sizes.head_dim / Kind::kPack, desk.tiles, chunk.num_tiles(), chunk.key_step,
-                  desk.scores);
+                  desk.scores, values);
   soften<Kind>(work, desk, num_rows, chunk);
-  if (is_scattered) prefetch_keys<Kind>(work, blocks, chunk.end, chunk.next_end);
-  weigh_all<Kind>(desk.scores, num_rows, chunk.values, sizes.padded_dim, desk.out, desk.factors);
+  Ahead keys = asking.next_keys(chunk);
+  weigh_all<Kind>(desk.scores, num_rows, chunk.values, sizes.padded_dim, desk.out, desk.factors, keys);
 }
+
+#if TL_HAS_AVX512
+// The same for an int8 cache, multiplied as it is stored.
+void attend_chunk_in_codes(const Attention& work, Asking& asking, Desk& desk, int num_rows, const Chunk& chunk) {
+  const Sizes& sizes = work.sizes;
+  Ahead values = asking.values(chunk);
+  for_code_groups(num_rows, chunk.num_tiles(), ScoreCodes{desk.query, desk.scores, desk.query_codes, sizes.head_dim,
+                                                          desk.tiles, chunk.key_step, values});
+  values.ask_all();
+  soften<StoredInt8>(work, desk, num_rows, chunk);
+  for (int r = 0; r < num_rows; ++r) {
+    desk.weight_scales[r] = round_weights(desk.scores.floats(r), chunk.num_tiles() * kLanes);
+  }
+  Ahead keys = asking.next_keys(chunk);
+  for_code_groups(num_rows, sizes.padded_dim / kLanes,
+                  WeighCodes{desk.scores, desk.out, desk.weight_scales, chunk.values, desk.factors, keys});
+  keys.ask_all();
+}
+#endif
 
 void store_result(const Attention& work, const Row& row, const float* values, float factor) {
   const Sizes& sizes = work.sizes;
@@ -176,30 +217,41 @@ bool can_use_tiles(const Attention& work, int num_rows) {
   return is_fit && work.may_use_tiles && num_rows >= kFewestRows && sizes.head_dim % (2 * kTile) == 0;
 }
 
+// Queries of fp32 keep their bits: only those of bf16 are rounded to 16 bits more than they have.
 template <class Kind>
-void attend(const Attention& work, const Item& item, int kv_head, char* scratch) {
+bool has_code_products(const Attention& work) {
+  return TL_HAS_AVX512 && Kind::kPack == 4 && work.sizes.is_bf16;
+}
+
+template <class Kind>
+void attend(const Attention& work, Unit unit, Unit next, char* scratch) {
   const Sizes& sizes = work.sizes;
+  const Item& item = *unit.item;
   Desk desk = lay_out(sizes, scratch);
   const int group = sizes.group(), num_rows = (item.row_end - item.row_begin) * group;
   const bool in_tiles = can_use_tiles<Kind>(work, num_rows);
+  const bool in_codes = has_code_products<Kind>(work) && !in_tiles;
 #if TL_HAS_AVX512
   if (in_tiles) begin_tiles();
 #endif
   for (int r = 0; r < num_rows; ++r) {
-    desk.rows[r] = describe_row(work, work.rows[item.row_begin + r / group], kv_head * group + r % group);
+    desk.rows[r] = describe_row(work, work.rows[item.row_begin + r / group], unit.kv_head * group + r % group);
     const bool in_pairs = in_tiles || (TL_HAS_AVX512 && Kind::kPack == 2);
     load_query(work, desk.rows[r], desk.query.row(r), in_pairs);
+#if TL_HAS_AVX512
+    if (in_codes) desk.query_codes[r] = round_query(desk.query.floats(r), sizes.head_dim);
+#endif
     desk.maxima[r] = -kInfinity;
     desk.sums[r] = 0.0f;
   }
   __builtin_memset(desk.out.first, 0, static_cast<size_t>(num_rows) * desk.out.stride);
-  const Blocks blocks{sizes, work.step.block_table + item.request * work.step.table_stride, kv_head};
+  Asking asking{work, unit, next, desk};
+  const Blocks blocks = asking.blocks_of(unit);
   for (int32_t start = item.kv_begin / kChunk * kChunk; start < item.kv_end; start += kChunk) {
     Chunk chunk{};
     chunk.first = item.kv_begin;
     chunk.begin = start > item.kv_begin ? start : item.kv_begin / kLanes * kLanes;
     chunk.end = start + kChunk < item.kv_end ? start + kChunk : item.kv_end;
-    chunk.next_end = chunk.end + kChunk < item.kv_end ? chunk.end + kChunk : item.kv_end;
     if (sizes.block_size % kLanes == 0) {
       point_at<Kind>(work, blocks, desk, chunk);
     } else {
@@ -211,12 +263,16 @@ void attend(const Attention& work, const Item& item, int kv_head, char* scratch)
 #if TL_HAS_AVX512
     if constexpr (Kind::kPack > 1) {
       if (in_tiles) {
-        attend_chunk_in_tiles<Kind>(work, blocks, desk, num_rows, chunk);
+        attend_chunk_in_tiles<Kind>(work, asking, desk, num_rows, chunk);
         continue;
       }
     }
+    if (in_codes) {
+      attend_chunk_in_codes(work, asking, desk, num_rows, chunk);
+      continue;
+    }
 #endif
-    attend_chunk<Kind>(work, blocks, desk, num_rows, chunk);
+    attend_chunk<Kind>(work, asking, desk, num_rows, chunk);
   }
 #if TL_HAS_AVX512
   if (in_tiles) end_tiles();
@@ -237,11 +293,11 @@ void attend(const Attention& work, const Item& item, int kv_head, char* scratch)
 
 }  // namespace
 
-void attend_item(const Attention& work, const Item& item, int kv_head, char* scratch) {
+void attend_item(const Attention& work, Unit unit, Unit next, char* scratch) {
   switch (work.sizes.stored) {
-    case Stored::fp32: return attend<StoredFp32>(work, item, kv_head, scratch);
-    case Stored::bf16: return attend<StoredBf16>(work, item, kv_head, scratch);
-    case Stored::int8: return attend<StoredInt8>(work, item, kv_head, scratch);
+    case Stored::fp32: return attend<StoredFp32>(work, unit, next, scratch);
+    case Stored::bf16: return attend<StoredBf16>(work, unit, next, scratch);
+    case Stored::int8: return attend<StoredInt8>(work, unit, next, scratch);
   }
 }
 

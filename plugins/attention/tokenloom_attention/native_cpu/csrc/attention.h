@@ -56,6 +56,12 @@ struct Item {
   int32_t row_begin, row_end, request, kv_begin, kv_end, partial;
 };
 
+// An item for one KV head: what a thread takes at a time.
+struct Unit {
+  const Item* item;
+  int kv_head;
+};
+
 // One layer's operands. Strides count elements; scales are null unless int8 is stored.
 struct Layer {
   const void* query;
@@ -84,9 +90,10 @@ size_t scratch_bytes(const Sizes& sizes);
 
 }  // namespace tl::attention
 
-// Attention of one item for one KV head.
+// Attention of one unit. The thread goes on with the next one, whose keys are asked for at the end; its item may be
+// null.
 TL_DECLARE_KERNEL(void, attend_item,
-                  (const attention::Attention& work, const attention::Item& item, int kv_head, char* scratch))
+                  (const attention::Attention& work, attention::Unit unit, attention::Unit next, char* scratch))
 
 // Puts a token's partial results together, for all heads.
 TL_DECLARE_KERNEL(void, combine_token, (const attention::Attention& work, int64_t token))

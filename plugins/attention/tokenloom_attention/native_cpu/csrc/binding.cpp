@@ -105,8 +105,17 @@ class Work {
     std::atomic<int64_t> next{0};
     parallel(is_worth_it, [&](int thread, int num_threads) {
       char* const memory = scratch_of(scratch);
-      for (int64_t unit; (unit = next.fetch_add(1, std::memory_order_relaxed)) < num_units;) {
-        attend(work, plan_.items[unit / num_heads], static_cast<int>(unit % num_heads), memory);
+      const auto take = [&] {
+        const int64_t index = next.fetch_add(1, std::memory_order_relaxed);
+        if (index >= num_units) return Unit{};
+        return Unit{&plan_.items[index / num_heads], static_cast<int>(index % num_heads)};
+      };
+      for (Unit unit = take(); unit.item != nullptr;) {
+        // One unit ahead, so that its keys can be asked for; but the last ones are left to threads that have nothing.
+        const bool is_plenty = next.load(std::memory_order_relaxed) + num_threads <= num_units;
+        const Unit following = is_plenty ? take() : Unit{};
+        attend(work, unit, following, memory);
+        unit = following.item != nullptr ? following : take();
       }
       if (num_combined == 0) return;
 #pragma omp barrier
@@ -160,9 +169,9 @@ class Backend {
 
 size_t scratch_bytes(const Sizes& sizes) {
   const size_t rows = sizes.max_rows();
-  const size_t per_row = 64 + 4 * (size_t{kChunk} + sizes.head_dim + sizes.padded_dim + 3);
+  const size_t per_row = 64 + 4 * (size_t{kChunk} + sizes.head_dim + sizes.padded_dim + 7);
   const size_t per_chunk = 4 * size_t{kChunk} * (sizes.head_dim + sizes.padded_dim + 2);
-  return rows * per_row + per_chunk + 16 * 64;
+  return rows * per_row + per_chunk + 18 * 64;
 }
 
 }  // namespace tl::attention

@@ -12,6 +12,8 @@ using attention::kChunk;
 using attention::Sizes;
 using attention::Step;
 
+constexpr int kMostPieces = 256;  // that memory is asked for in; more are left to the processor
+
 // One query row: its token, head and request, and the slots that it can see (but for a tree's own mask).
 struct Row {
   int32_t token, head, begin, end;
@@ -23,15 +25,24 @@ struct Row {
   }
 };
 
+// A row's query where an int8 cache is multiplied as whole numbers (codes.h): bytes `high` and `low` with
+// scale * (256 high + low) = q. Keys become unsigned by adding 128; the sums begin with what that adds.
+struct QueryCodes {
+  float scale;
+  int32_t high_start, low_start;
+};
+
 // What one thread works with, cut out of the scratch memory.
 struct Desk {
   Row* rows;
   Rows query, scores, out;
-  float *maxima, *sums, *factors;
+  float *maxima, *sums, *factors, *weight_scales;
+  QueryCodes* query_codes;
   const uint32_t* tiles[kChunk / kLanes];
   Run runs[kChunk + 1];
   uint32_t *packed_keys, *packed_values;
   float *key_scales, *value_scales;
+  const char* pieces[kMostPieces];
 };
 
 Desk lay_out(const Sizes& sizes, char* scratch) {
@@ -49,6 +60,8 @@ Desk lay_out(const Sizes& sizes, char* scratch) {
   desk.maxima = reinterpret_cast<float*>(take(rows * 4));
   desk.sums = reinterpret_cast<float*>(take(rows * 4));
   desk.factors = reinterpret_cast<float*>(take(rows * 4));
+  desk.weight_scales = reinterpret_cast<float*>(take(rows * 4));
+  desk.query_codes = reinterpret_cast<QueryCodes*>(take(rows * static_cast<int64_t>(sizeof(QueryCodes))));
   desk.key_scales = reinterpret_cast<float*>(take(kChunk * 4));
   desk.value_scales = reinterpret_cast<float*>(take(kChunk * 4));
   desk.packed_keys = reinterpret_cast<uint32_t*>(take(int64_t{4} * kChunk * sizes.head_dim));
@@ -56,10 +69,10 @@ Desk lay_out(const Sizes& sizes, char* scratch) {
   return desk;
 }
 
-// The chunk [begin, end) of an item's keys and values; begin is aligned to kLanes, first is the first slot that may be
-// read, and the next chunk reaches to next_end.
+// The chunk [begin, end) of an item's keys and values; begin is aligned to kLanes, and first is the first slot that may
+// be read.
 struct Chunk {
-  int32_t begin, end, first, next_end;
+  int32_t begin, end, first;
   int64_t key_step;
   Runs values;
 
@@ -98,23 +111,35 @@ void point_at(const Attention& work, const Blocks& blocks, Desk& desk, Chunk& ch
   chunk.values = {desk.runs, num_runs, sizes.padded_dim, 0};
 }
 
-// Ask for memory ahead of its use: blocks lie scattered, and the processor's own prefetching ends with each of them. A
-// chunk's values come while its scores are computed, and the next chunk's keys while the values are summed.
-void prefetch_values(const Runs& values) {
-  for (int n = 0; n < values.num_runs; ++n) {
-    const int64_t count = values.runs[n].count * values.row_words;
-    for (int64_t i = 0; i < count; i += 16) __builtin_prefetch(values.runs[n].words + i);
+// Blocks lie scattered, and the processor's own prefetching ends with each of them: what is wanted soon is asked for, a
+// chunk's values while its scores are computed, and the next chunk's keys while the values are summed.
+Ahead values_ahead(const Blocks& blocks, const void* memory, int32_t begin, int32_t end, const char** pieces) {
+  const Sizes& sizes = blocks.sizes;
+  const int block_size = sizes.block_size, step = block_size < kChunk ? block_size : kChunk, pack = sizes.pack();
+  int count = 0;
+  for (int32_t slot = begin / step * step; slot < end && count < kMostPieces; slot += step) {
+    const int64_t word = blocks.index(slot) * sizes.value_words() + slot % block_size / pack * sizes.padded_dim;
+    pieces[count++] = static_cast<const char*>(memory) + word * 4;
   }
+  return {pieces, pieces + count, int64_t{4} * ((step + pack - 1) / pack) * sizes.padded_dim, 0};
 }
 
-template <class Kind>
-void prefetch_keys(const Attention& work, const Blocks& blocks, int32_t begin, int32_t end) {
-  const Sizes& sizes = work.sizes;
-  for (int32_t slot = begin; slot < end; slot += 16) {
-    const uint32_t* keys = static_cast<const uint32_t*>(work.layer.keys) + blocks.index(slot) * sizes.key_words() +
-                           slot % sizes.block_size;
-    for (int i = 0; i < sizes.head_dim / Kind::kPack; ++i) __builtin_prefetch(keys + i * sizes.block_size);
+Ahead keys_ahead(const Blocks& blocks, const void* memory, int32_t begin, int32_t end, const char** pieces) {
+  const Sizes& sizes = blocks.sizes;
+  const int block_size = sizes.block_size, num_words = sizes.head_dim / sizes.pack();
+  const auto at = [&](int32_t slot, int i) {
+    const int64_t word = blocks.index(slot) * sizes.key_words() + i * int64_t{block_size} + slot % block_size;
+    return static_cast<const char*>(memory) + word * 4;
+  };
+  int count = 0;
+  if (block_size > kChunk) {  // of each word a part is wanted
+    while (begin < end && count < num_words && count < kMostPieces) pieces[count] = at(begin, count), ++count;
+    return {pieces, pieces + count, int64_t{4} * (end - begin), 0};
   }
+  for (int32_t slot = begin / block_size * block_size; slot < end && count < kMostPieces; slot += block_size) {
+    pieces[count++] = at(slot, 0);
+  }
+  return {pieces, pieces + count, int64_t{4} * sizes.key_words(), 0};
 }
 
 // Copies keys and values into tiles, for block sizes that are no multiple of a vector. Slow, and right.
@@ -144,15 +169,23 @@ void pack(const Attention& work, const Blocks& blocks, Desk& desk, Chunk& chunk)
   chunk.values = {desk.runs, 1, sizes.padded_dim, 0};
 }
 
+// Scales of a chunk's keys and values; 0 where there are none.
 void load_scales(const Attention& work, const Blocks& blocks, Desk& desk, const Chunk& chunk) {
   const int block_size = work.sizes.block_size;
-  for (int32_t slot = chunk.begin; slot < chunk.end; ++slot) {
-    const bool is_there = slot >= chunk.first;
-    const int64_t index = is_there ? blocks.index(slot) * block_size + slot % block_size : 0;
-    desk.key_scales[slot - chunk.begin] = is_there ? work.layer.key_scales[index] : 0.0f;
-    desk.value_scales[slot - chunk.begin] = is_there ? work.layer.value_scales[index] : 0.0f;
+  const auto clear = [&](int from, int to) {
+    for (int k = from; k < to; ++k) desk.key_scales[k] = desk.value_scales[k] = 0.0f;
+  };
+  int32_t slot = chunk.first > chunk.begin ? chunk.first : chunk.begin;
+  clear(0, slot - chunk.begin);
+  while (slot < chunk.end) {
+    const int offset = slot % block_size, left = block_size - offset, want = chunk.end - slot;
+    const size_t bytes = sizeof(float) * static_cast<size_t>(left < want ? left : want);
+    const int64_t index = blocks.index(slot) * block_size + offset;
+    __builtin_memcpy(desk.key_scales + (slot - chunk.begin), work.layer.key_scales + index, bytes);
+    __builtin_memcpy(desk.value_scales + (slot - chunk.begin), work.layer.value_scales + index, bytes);
+    slot += left < want ? left : want;
   }
-  for (int k = chunk.end - chunk.begin; k < kChunk; ++k) desk.key_scales[k] = desk.value_scales[k] = 0.0f;
+  clear(chunk.end - chunk.begin, kChunk);
 }
 
 #if TL_HAS_AVX512

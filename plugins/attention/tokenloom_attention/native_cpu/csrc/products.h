@@ -101,13 +101,37 @@ struct Rows {
   float* floats(int64_t index) const { return reinterpret_cast<float*>(row(index)); }
 };
 
+// Memory that is wanted soon, in pieces of one size: products ask for a cache line of it whenever they read one, so that
+// it comes while they compute. Asked for all at once it would only be waited for.
+struct Ahead {
+  static constexpr int64_t kLine = 64;
+  const char* const* piece;
+  const char* const* end;
+  int64_t piece_bytes, at;
+
+  void ask() {
+    if (piece == end) return;
+    __builtin_prefetch(*piece + at);
+    at += kLine;
+    if (at < piece_bytes) return;
+    at = 0;
+    ++piece;
+  }
+  void ask_all() {
+    while (piece != end) ask();
+  }
+};
+
 // scores[r][0 : kVectors * kLanes] = query r . keys, for vectors of keys at tiles[...], whose words are `step` apart.
 template <class Kind, int kRows, int kVectors>
-void score(Rows query, int num_words, const uint32_t* const* tiles, int64_t step, Rows scores) {
+void score(Rows query, int num_words, const uint32_t* const* tiles, int64_t step, Rows scores, Ahead& ahead) {
   Floats sums[kRows][kVectors] = {};
   for (int i = 0; i < num_words; ++i) {
     typename Kind::Unpacked keys[kVectors];
-    for (int j = 0; j < kVectors; ++j) keys[j] = Kind::unpack(load(tiles[j] + i * step));
+    for (int j = 0; j < kVectors; ++j) {
+      keys[j] = Kind::unpack(load(tiles[j] + i * step));
+      ahead.ask();
+    }
     for (int r = 0; r < kRows; ++r) {
       const auto by = operand<Kind>(query.row(r), i);
       for (int j = 0; j < kVectors; ++j) sums[r][j] = Kind::add(sums[r][j], keys[j], by);
@@ -135,7 +159,7 @@ struct Runs {
 
 // out[r] = out[r] * factors[r] + weights r . values, for kVectors vectors of columns.
 template <class Kind, int kRows, int kVectors>
-void weigh(Rows weights, const Runs& values, int64_t column, Rows out, const float* factors) {
+void weigh(Rows weights, const Runs& values, int64_t column, Rows out, const float* factors, Ahead& ahead) {
   Floats sums[kRows][kVectors];
   for (int r = 0; r < kRows; ++r) {
     for (int j = 0; j < kVectors; ++j) {
@@ -147,7 +171,10 @@ void weigh(Rows weights, const Runs& values, int64_t column, Rows out, const flo
     const uint32_t* words = values.runs[n].words + column;
     for (int i = 0; i < values.runs[n].count; ++i, ++index, words += values.row_words) {
       typename Kind::Unpacked stored[kVectors];
-      for (int j = 0; j < kVectors; ++j) stored[j] = Kind::unpack(load(words + j * kLanes));
+      for (int j = 0; j < kVectors; ++j) {
+        stored[j] = Kind::unpack(load(words + j * kLanes));
+        ahead.ask();
+      }
       for (int r = 0; r < kRows; ++r) {
         const auto by = operand<Kind>(weights.row(r), index);
         for (int j = 0; j < kVectors; ++j) sums[r][j] = Kind::add(sums[r][j], stored[j], by);
@@ -188,26 +215,28 @@ struct ScoreBody {
   int num_words;
   const uint32_t* const* tiles;
   int64_t step;
+  Ahead& ahead;
 
   template <int kRows>
   void run(int first) const {
     score<Kind, kRows, kVectors>({query.row(first), query.stride}, num_words, tiles, step,
-                                 {scores.row(first), scores.stride});
+                                 {scores.row(first), scores.stride}, ahead);
   }
 };
 
 // scores[r][k] for all rows and num_tiles vectors of keys.
 template <class Kind>
 void score_all(Rows query, int num_rows, int num_words, const uint32_t* const* tiles, int num_tiles, int64_t step,
-               Rows scores) {
+               Rows scores, Ahead& ahead) {
   int tile = 0;
   const auto at = [&](int t) { return Rows{scores.first + t * kLanes * 4, scores.stride}; };
   for (; tile + Kind::kVectors <= num_tiles; tile += Kind::kVectors) {
-    for_row_groups(num_rows, ScoreBody<Kind, Kind::kVectors>{query, at(tile), num_words, tiles + tile, step});
+    for_row_groups(num_rows, ScoreBody<Kind, Kind::kVectors>{query, at(tile), num_words, tiles + tile, step, ahead});
   }
   for (; tile < num_tiles; ++tile) {
-    for_row_groups(num_rows, ScoreBody<Kind, 1>{query, at(tile), num_words, tiles + tile, step});
+    for_row_groups(num_rows, ScoreBody<Kind, 1>{query, at(tile), num_words, tiles + tile, step, ahead});
   }
+  ahead.ask_all();
 }
 
 template <class Kind, int kVectors>
@@ -216,23 +245,26 @@ struct WeighBody {
   const Runs& values;
   int64_t column;
   const float* factors;
+  Ahead& ahead;
 
   template <int kRows>
   void run(int first) const {
     weigh<Kind, kRows, kVectors>({weights.row(first), weights.stride}, values, column, {out.row(first), out.stride},
-                                 factors + first);
+                                 factors + first, ahead);
   }
 };
 
 template <class Kind>
-void weigh_all(Rows weights, int num_rows, const Runs& values, int num_columns, Rows out, const float* factors) {
+void weigh_all(Rows weights, int num_rows, const Runs& values, int num_columns, Rows out, const float* factors,
+               Ahead& ahead) {
   int64_t column = 0;
   for (; column + Kind::kVectors * kLanes <= num_columns; column += Kind::kVectors * kLanes) {
-    for_row_groups(num_rows, WeighBody<Kind, Kind::kVectors>{weights, out, values, column, factors});
+    for_row_groups(num_rows, WeighBody<Kind, Kind::kVectors>{weights, out, values, column, factors, ahead});
   }
   for (; column < num_columns; column += kLanes) {
-    for_row_groups(num_rows, WeighBody<Kind, 1>{weights, out, values, column, factors});
+    for_row_groups(num_rows, WeighBody<Kind, 1>{weights, out, values, column, factors, ahead});
   }
+  ahead.ask_all();
 }
 
 }  // namespace

@@ -23,6 +23,18 @@ constexpr int wide_of(int num_rows) {
 #endif
 }
 
+// Weights that are wanted next are asked for while the present ones are multiplied, so that neither memory nor the
+// arithmetic waits for the other: a line for each one that is read, which lies so many bytes behind it, for the first
+// half of a tile's vectors and for the second. 0 asks for what is there already, which costs next to nothing.
+struct Ahead {
+  int64_t first = 0, second = 0;
+
+  // For the t-th of num_tiles tiles of rows that read the same weights: the first two share the asking.
+  TL_INLINE static Ahead of_tile(int64_t t, int64_t num_tiles, int64_t distance) {
+    return {t == 0 ? distance : 0, t == 1 || num_tiles == 1 ? distance : 0};
+  }
+};
+
 // Where vector v of the columns from `column` on lies, in a plane or row of each panel `stride` apart.
 TL_INLINE int64_t at_vector(int64_t column, int v, int64_t stride) {
   const int64_t own = column + v * Vec::kLanes;
@@ -76,7 +88,7 @@ TL_INLINE void add_group(
 
 // Rows [row, row + kRows) of kVectors vectors of columns.
 template <int kBits, Form kForm, bool kGrouped, int kRows, int kVectors>
-void tile(const LowBitArgs& a, int64_t row, int64_t column) {
+void tile(const LowBitArgs& a, int64_t row, int64_t column, Ahead ahead) {
   using Own = Step<kBits, kForm>;
   const LowBitWeights& w = a.weights;
   const int64_t num_groups = kGrouped ? w.num_groups : 1, planes_per_group = w.num_planes() / num_groups;
@@ -106,6 +118,12 @@ void tile(const LowBitArgs& a, int64_t row, int64_t column) {
         TL_UNROLL
         for (int v = 0; v < kVectors; ++v)
           _mm_prefetch(reinterpret_cast<const char*>(planes[v] + plane * kPlaneBytes) + kPrefetch, _MM_HINT_T0);
+      } else {
+        TL_UNROLL
+        for (int v = 0; v < kVectors; ++v) {
+          const int64_t distance = 2 * v < kVectors ? ahead.first : ahead.second;
+          _mm_prefetch(reinterpret_cast<const char*>(planes[v] + plane * kPlaneBytes) + distance, _MM_HINT_T0);
+        }
       }
 #endif
       Own::add(planes, x, plane, is_signed, sums);
@@ -120,13 +138,17 @@ void tile(const LowBitArgs& a, int64_t row, int64_t column) {
 
 // Columns [column, end) of `num_rows` <= kMaxRows rows.
 template <int kBits, Form kForm, bool kGrouped, int kRows = kMaxRows>
-void tiles_of_rows(const LowBitArgs& a, int64_t row, int64_t num_rows, int64_t column, int64_t end) {
+void tiles_of_rows(
+    const LowBitArgs& a, int64_t row, int64_t num_rows, int64_t column, int64_t end, Ahead ahead = {}) {
   if constexpr (kRows > 0) {
-    if (num_rows != kRows) return tiles_of_rows<kBits, kForm, kGrouped, kRows - 1>(a, row, num_rows, column, end);
+    if (num_rows != kRows) {
+      return tiles_of_rows<kBits, kForm, kGrouped, kRows - 1>(a, row, num_rows, column, end, ahead);
+    }
     constexpr int kWide = wide_of<kGrouped>(kRows), kNarrow = 2;
     for (; column + kWide * Vec::kLanes <= end; column += kWide * Vec::kLanes)
-      tile<kBits, kForm, kGrouped, kRows, kWide>(a, row, column);
-    for (; column < end; column += kNarrow * Vec::kLanes) tile<kBits, kForm, kGrouped, kRows, kNarrow>(a, row, column);
+      tile<kBits, kForm, kGrouped, kRows, kWide>(a, row, column, ahead);
+    for (; column < end; column += kNarrow * Vec::kLanes)
+      tile<kBits, kForm, kGrouped, kRows, kNarrow>(a, row, column, ahead);
   }
 }
 
@@ -135,15 +157,20 @@ void all_rows(const LowBitArgs& a, int64_t first, int64_t end) {
   constexpr int kWide = wide_of<kGrouped>(kMaxRows);
   constexpr int64_t kStep = kWide * Vec::kLanes > kPanel ? kWide * Vec::kLanes : kPanel;
   const int64_t num_rows = a.rows.num_rows;
-  if (num_rows <= kMaxRows) return tiles_of_rows<kBits, kForm, kGrouped>(a, 0, num_rows, first * kPanel, end * kPanel);
+  if (num_rows <= 2 && num_rows <= kMaxRows) {  // which read weights once, and ask for them by themselves
+    return tiles_of_rows<kBits, kForm, kGrouped>(a, 0, num_rows, first * kPanel, end * kPanel);
+  }
+  const int64_t panel_bytes = a.weights.num_planes() * kPlaneBytes;
   for (int64_t start = 0; start < num_rows; start += kRowsInCache) {
     const int64_t count = num_rows - start < kRowsInCache ? num_rows - start : kRowsInCache;
     const int64_t num_tiles = (count + kMaxRows - 1) / kMaxRows;
     for (int64_t column = first * kPanel; column < end * kPanel; column += kStep) {
       const int64_t stop = column + kStep < end * kPanel ? column + kStep : end * kPanel;
+      const int64_t distance = stop < end * kPanel ? (stop - column) / kPanel * panel_bytes : 0;
       for (int64_t t = 0; t < num_tiles; ++t) {  // of nearly equal height; the columns stay in the cache meanwhile
-        const int64_t row = start + count * t / num_tiles, next = start + count * (t + 1) / num_tiles;
-        tiles_of_rows<kBits, kForm, kGrouped>(a, row, next - row, column, stop);
+        const int64_t row = start + count * t / num_tiles, row_end = start + count * (t + 1) / num_tiles;
+        const Ahead ahead = Ahead::of_tile(t, num_tiles, distance);
+        tiles_of_rows<kBits, kForm, kGrouped>(a, row, row_end - row, column, stop, ahead);
       }
     }
   }

@@ -1,0 +1,79 @@
+"""What the rows of a step that sampled have yielded, on the host, and which states belong to verified tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import final
+
+import torch
+
+from tokenloom.batch import RowPlan, RowResult, TokenLogprobs
+from tokenloom.interfaces.spec_decode import Proposal
+
+__all__ = ["SampledRows", "num_verified", "row_result", "verified_states"]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class SampledRows:
+    """Host outcome of the rows that sampled, by request id."""
+
+    token_ids: dict[str, list[int]]
+    logprobs: dict[str, tuple[TokenLogprobs, ...]]
+    errors: dict[str, str]
+    """Per request that failed, why no token can be sampled."""
+    accepted_rows: dict[str, list[int]]
+    """Per request with drafts, the emitted logits rows counted from its own first one; 0 is the last own token."""
+
+    def goes_on(self, request_id: str) -> bool:
+        """Whether a request has a new token and no error, so that drafts behind it make sense."""
+        return bool(self.token_ids.get(request_id)) and request_id not in self.errors
+
+
+def num_verified(row: RowPlan, sampled: SampledRows) -> int:
+    """A request's verified new tokens: its own ones, then the accepted drafts."""
+    num_own = row.num_scheduled_tokens - len(row.draft_token_ids)
+    return num_own + len(sampled.accepted_rows.get(row.request_id, (0,))[1:])
+
+
+def verified_states(
+    chosen: Sequence[tuple[RowPlan, int]], sampled: SampledRows, captured: dict[int, torch.Tensor]
+) -> dict[int, torch.Tensor]:
+    """Of each layer captured, the rows of the verified new tokens; `chosen` has rows and their first hidden row."""
+    if not captured:
+        return {}
+    rows = [index for row, first in chosen for index in _verified_rows(row, first, sampled)]
+    gather = torch.tensor(rows, dtype=torch.int64, device=next(iter(captured.values())).device)
+    return {layer: states[gather] for layer, states in captured.items()}
+
+
+def _verified_rows(row: RowPlan, first: int, sampled: SampledRows) -> list[int]:
+    """Rows of the hidden states of a request's verified new tokens: its own ones, then the accepted drafts."""
+    num_own = row.num_scheduled_tokens - len(row.draft_token_ids)
+    accepted = sampled.accepted_rows.get(row.request_id, [0])[1:]
+    return [*range(first, first + num_own), *(first + num_own - 1 + node for node in accepted)]
+
+
+def row_result(
+    row: RowPlan, sampled: SampledRows, proposals: dict[str, Proposal], prompt: tuple[TokenLogprobs, ...]
+) -> RowResult:
+    """What a row of the plan came to."""
+    request_id = row.request_id
+    if not row.samples:
+        return RowResult(request_id, [], prompt_logprobs=prompt)
+    error = sampled.errors.get(request_id)
+    token_ids = sampled.token_ids[request_id]
+    # The last token is no draft, unless the row that would have yielded it failed.
+    num_accepted = len(token_ids) - (error is None)
+    proposal = proposals.get(request_id, Proposal())
+    return RowResult(
+        request_id=request_id,
+        token_ids=token_ids,
+        num_accepted_tokens=num_accepted if row.draft_token_ids else 0,
+        next_draft_token_ids=proposal.token_ids,
+        next_draft_parents=proposal.parents,
+        logprobs=sampled.logprobs.get(request_id, ()),
+        prompt_logprobs=prompt,
+        error=error,
+    )
