@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, final
@@ -95,5 +96,7 @@ def scale_tensors(
 
 
 def write_scales(tensors: Mapping[str, torch.Tensor], form: KVForm, path: Path, notes: Mapping[str, str]) -> None:
-    """Writes scales as safetensors; `notes` say where they come from."""
-    save_file(dict(tensors), path, metadata={FORM_KEY: form, **notes})
+    """Writes scales as safetensors, all or nothing; `notes` say where they come from."""
+    unfinished = path.with_name(f".{path.name}.unfinished")
+    save_file(dict(tensors), unfinished, metadata={FORM_KEY: form, **notes})
+    os.replace(unfinished, path)

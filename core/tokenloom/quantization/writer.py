@@ -82,7 +82,10 @@ class CheckpointWriter(ABC):
         """
         if scheme.bits not in self.allowed_bits:
             allowed = ", ".join(map(str, self.allowed_bits))
-            raise ConfigError(f"bits={scheme.bits}: format={self.name} stores weights of {allowed} bits")
+            raise ConfigError(
+                f"bits={scheme.bits}: format={self.name} stores weights of {allowed} bits; try one of these, or "
+                "format=gptq, which stores 2, 3, 4 and 8"
+            )
         for name, (num_rows, num_columns) in sizes.items():
             if num_columns % scheme.width(num_columns) and not self.takes_short_groups:
                 remedy = f"group_size={usual_group_size([num_columns])}"

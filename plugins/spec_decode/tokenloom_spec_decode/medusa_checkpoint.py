@@ -164,6 +164,12 @@ class _Reader:
         outputs = tuple(
             self._output(self._outputs[head], num_rows) if head in self._outputs else shared for head in range(count)
         )
+        lacking = [head for head in range(count) if outputs[head] is None]
+        if token_ids is not None and 0 < len(lacking) < count:
+            raise ModelError(
+                f"{self._file.path}: heads {lacking} have no output matrix for the rows of {_TOKEN_MAP!r}, while "
+                "others have; all must have one, or none, which then take the target's rows"
+            )
         layers = tuple(self._layers(self._blocks[head]) for head in range(count))
         return MedusaWeights(layers, outputs, token_ids, tuple(accuracies))
 

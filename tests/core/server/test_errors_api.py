@@ -546,7 +546,7 @@ def test_a_mistake_of_ours_in_mid_stream_ends_the_stream(
         return events(self, index, delta, usage)
 
     monkeypatch.setattr(CompletionAnswer, "events", breaks_later)
-    *chunks, error = app.complete(prompt="x", stream=True).chunks
+    *chunks, error = app.complete(prompt="x", stream=True, max_tokens=100).chunks  # more than one batch of news
     assert all("choices" in chunk for chunk in chunks)
     assert error["error"]["code"] == "internal_error"
     assert "failed in mid-stream" in caplog.text

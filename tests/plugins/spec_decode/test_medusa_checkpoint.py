@@ -55,6 +55,7 @@ def test_rows_that_pad_the_vocabulary_are_left_out(tmp_path: Path) -> None:
         ),
         ("truncated", lambda t: t.update({"token_map": torch.tensor([1, 64])}), "ids from 0 to 63"),
         ("truncated", lambda t: t.update({"token_map": torch.zeros(32, dtype=torch.int64)}), "names a token twice"),
+        ("truncated", lambda t: t.pop("lm_heads.2.weight"), r"heads \[2\] have no output matrix for the rows"),
     ],
 )
 def test_what_does_not_fit_is_refused(

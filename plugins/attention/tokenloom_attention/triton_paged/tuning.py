@@ -113,10 +113,10 @@ _AMPERE: Mapping[int, Tuning] = {
     ),
     256: Tuning(
         few=Tiles(32, 32, 4, 3),
-        many=Tiles(64, 16, 8, 3),
+        many=Tiles(32, 16, 4, 3),
         whole=Tiles(64, 32, 8, 2),
-        reason="64 rows and 32 keys spill with an int8 cache, 16 rows in trees with a window and a soft cap; a third "
-        "stage of `whole` would not fit into 99 KB",
+        reason="64 rows spill with an int8 cache (with 16 keys in Triton 3.6), 16 rows in trees with a window and a "
+        "soft cap; a third stage of `whole` would not fit into 99 KB",
         fewest=32,
     ),
 }
