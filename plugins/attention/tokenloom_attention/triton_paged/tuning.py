@@ -91,9 +91,10 @@ _BLACKWELL: Mapping[int, Tuning] = {
     ),
     256: replace(
         _HOPPER[256],
+        many=Tiles(64, 32, 8, 2),
         whole=Tiles(128, 32, 8, 3),
-        reason="tiles of keys are small, as on sm_90; Triton 3.9 has registers for 16 rows and a third stage",
-        fewest=16,
+        reason="tiles of keys are small, as on sm_90; in Triton 3.6 16 rows spill, and so does a third stage of `many`",
+        fewest=32,
     ),
 }
 
