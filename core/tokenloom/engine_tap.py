@@ -17,16 +17,17 @@ __all__ = ["EngineTap", "HeardHandle"]
 class EngineTap(ABC):
     """Wraps parts of an engine when it is wired, and a scheduler that takes over later.
 
-    What it gives back must pass on every call and change nothing.
+    What it gives back must pass on every call and change nothing. All taps hear the executor; one that leaves the clock
+    or the scheduler alone need not name it.
     """
 
-    @abstractmethod
     def clock(self, inner: Clock) -> Clock:
-        """A clock that the engine reads in place of `inner`; maybe `inner` itself."""
+        """A clock that the engine reads in place of `inner`; here `inner` itself."""
+        return inner
 
-    @abstractmethod
     def scheduler(self, inner: Scheduler) -> Scheduler:
-        """A scheduler that the engine asks in place of `inner`."""
+        """A scheduler that the engine asks in place of `inner`; here `inner` itself."""
+        return inner
 
     @abstractmethod
     def executor(self, inner: Executor) -> Executor:

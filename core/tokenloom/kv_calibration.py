@@ -11,14 +11,12 @@ import torch
 from safetensors.torch import save_file
 
 from tokenloom.checkpoint.kv_scale_names import KEY_SCALES, VALUE_SCALES
-from tokenloom.clock import Clock
 from tokenloom.engine_tap import EngineTap
 from tokenloom.errors import ConfigError
 from tokenloom.executors.kv_scales import FORM_KEY
 from tokenloom.executors.local import LocalExecutor
 from tokenloom.interfaces.attention import AttentionLayer, KVForm
 from tokenloom.interfaces.executor import Executor
-from tokenloom.interfaces.scheduler import Scheduler
 from tokenloom.llm import LLM
 from tokenloom.sampling_params import SamplingParams
 
@@ -35,12 +33,6 @@ class KVMagnitudes(EngineTap):
         self.keys: dict[int, torch.Tensor] = {}
         """fp32 [Hkv] by the number of the layer; so are `values`."""
         self.values: dict[int, torch.Tensor] = {}
-
-    def clock(self, inner: Clock) -> Clock:
-        return inner
-
-    def scheduler(self, inner: Scheduler) -> Scheduler:
-        return inner
 
     def executor(self, inner: Executor) -> Executor:
         if not isinstance(inner, LocalExecutor):

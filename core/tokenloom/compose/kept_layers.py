@@ -36,7 +36,8 @@ def kept_or_stacked(loader: ConfigLoader, folders: Sequence[ConfigFolder], chose
         ConfigError: as `stack` does.
     """
     sources = tuple((source.provider, source.path) for source in loader.get_sources())
-    key = (sources, tuple(_states(folders)), tuple(chosen))
+    files = [path for folder in folders for path in sorted(folder.path.rglob("*.yaml"))]
+    key = (sources, tuple(map(_state, files)), tuple(chosen))
     with _lock:
         held = _kept.get(key)
         if held is not None:
@@ -44,21 +45,13 @@ def kept_or_stacked(loader: ConfigLoader, folders: Sequence[ConfigFolder], chose
     if held is not None:
         return held.copy()
     made = stack(loader, folders, chosen)
-    if any(_asks_environment(path) for path in _files(folders)):
+    if any(map(_asks_environment, files)):
         return made
     with _lock:
         _kept[key] = made.copy()
         while len(_kept) > _MOST_KEPT:
             _kept.popitem(last=False)
     return made
-
-
-def _states(folders: Sequence[ConfigFolder]) -> list[_FileState]:
-    return [_state(path) for path in _files(folders)]
-
-
-def _files(folders: Sequence[ConfigFolder]) -> list[Path]:
-    return [path for folder in folders for path in sorted(folder.path.rglob("*.yaml"))]
 
 
 def _asks_environment(path: Path) -> bool:

@@ -7,13 +7,11 @@ from typing import final
 
 import torch
 
-from tokenloom.clock import Clock
 from tokenloom.drafter_training.conversations import Conversation
 from tokenloom.engine_tap import EngineTap
 from tokenloom.errors import ConfigError
 from tokenloom.executors.local import LocalExecutor
 from tokenloom.interfaces.executor import Executor
-from tokenloom.interfaces.scheduler import Scheduler
 from tokenloom.llm import LLM
 from tokenloom.sampling_params import SamplingParams
 
@@ -27,12 +25,6 @@ class StateCapture(EngineTap):
     def __init__(self) -> None:
         self._executor: LocalExecutor | None = None
         self._pieces: list[dict[int, torch.Tensor]] = []
-
-    def clock(self, inner: Clock) -> Clock:
-        return inner
-
-    def scheduler(self, inner: Scheduler) -> Scheduler:
-        return inner
 
     def executor(self, inner: Executor) -> Executor:
         if not isinstance(inner, LocalExecutor):

@@ -6,12 +6,10 @@ from typing import final
 
 import torch
 
-from tokenloom.clock import Clock
 from tokenloom.engine_tap import EngineTap
 from tokenloom.errors import ConfigError
 from tokenloom.executors.local import LocalExecutor
 from tokenloom.interfaces.executor import Executor
-from tokenloom.interfaces.scheduler import Scheduler
 from tokenloom.models.causal_lm import CausalLM
 
 __all__ = ["PromptCapture"]
@@ -36,12 +34,6 @@ class PromptCapture(EngineTap):
         states = torch.cat(self._pieces)  # [n, H]
         self._pieces.clear()
         return states
-
-    def clock(self, inner: Clock) -> Clock:
-        return inner
-
-    def scheduler(self, inner: Scheduler) -> Scheduler:
-        return inner
 
     def executor(self, inner: Executor) -> Executor:
         if not isinstance(inner, LocalExecutor):

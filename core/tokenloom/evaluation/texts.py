@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tokenloom.errors import ConfigError
 
-__all__ = ["BUILT_IN", "EvaluationText", "read_text"]
+__all__ = ["BUILT_IN", "EvaluationText", "read_file", "read_text"]
 
 BUILT_IN = "Python's help topics"
 """What results call the built-in text."""
@@ -40,15 +40,24 @@ def read_text(path: Path | None) -> EvaluationText:
     """
     if path is None:
         return EvaluationText(BUILT_IN, _help_topics())
+    return EvaluationText(path.name, read_file(path, f"text={path}", "text to score"))
+
+
+def read_file(path: Path, setting: str, wanted: str) -> str:
+    """Reads a file of the user's, which `setting` names and which should hold what is `wanted`.
+
+    Raises:
+        ConfigError: it cannot be read, is no UTF-8 or is empty.
+    """
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"text={path}: {error.strerror or error}") from error
+        raise ConfigError(f"{setting}: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
-        raise ConfigError(f"text={path} is not text in UTF-8: {error}") from error
+        raise ConfigError(f"{setting} is not text in UTF-8: {error}") from error
     if not text.strip():
-        raise ConfigError(f"text={path} is empty; name a file with text to score")
-    return EvaluationText(path.name, text)
+        raise ConfigError(f"{setting} is empty; name a file with {wanted}")
+    return text
 
 
 def _help_topics() -> str:

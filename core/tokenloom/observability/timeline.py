@@ -132,9 +132,6 @@ class StepTimeline(EngineTap):
 
     # ---- what its leaves tell ----
 
-    def clock(self, inner: Clock) -> Clock:
-        return inner
-
     def scheduler(self, inner: Scheduler) -> Scheduler:
         return _TimedScheduler(inner, self)
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tokenloom.errors import ConfigError
-from tokenloom.evaluation.texts import read_text
+from tokenloom.evaluation.texts import read_file, read_text
 from tokenloom.text.tokenizer import Tokenizer
 
 __all__ = ["BUILT_IN_CALIBRATION", "CalibrationText", "calibration_sequences", "calibration_text"]
@@ -53,14 +53,7 @@ def calibration_text(path: Path | None) -> CalibrationText:
         judged = set(_paragraphs(read_text(None).text))
         pieces = (_without(piece, judged) for piece in (*_docstrings(), *_licenses()))
         return CalibrationText(BUILT_IN_CALIBRATION, tuple(dict.fromkeys(piece for piece in pieces if piece)))
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"calibration={path}: {error.strerror or error}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"calibration={path} is not text in UTF-8: {error}") from error
-    if not text.strip():
-        raise ConfigError(f"calibration={path} is empty; name a file with text like that which the model will see")
+    text = read_file(path, f"calibration={path}", "text like that which the model will see")
     return CalibrationText(path.name, (text,))
 
 

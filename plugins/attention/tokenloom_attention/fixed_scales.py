@@ -9,14 +9,15 @@ import torch
 from tokenloom.errors import ConfigError
 from tokenloom.interfaces.attention import KVScaleSource
 
-__all__ = ["KV_SCALES_DESCRIPTION", "round_by_scale", "scale_source"]
+__all__ = ["CODE_LIMITS", "KV_SCALES_DESCRIPTION", "round_by_scale", "scale_source"]
 
 KV_SCALES_DESCRIPTION = (
     "Scales of rounded keys and values: token_head finds one for each token and head as it stores; checkpoint takes "
     "the checkpoint's own; else a file of tokenloom calibrate-kv."
 )
 _PER_TOKEN = "token_head"
-_LIMITS = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
+CODE_LIMITS = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
+"""Largest magnitude of a quantized element, to which a head's largest one is scaled."""
 
 
 def scale_source(plugin: str, kv_scales: str, kv_dtype: Literal["auto", "int8", "fp8_e4m3"]) -> KVScaleSource | None:
@@ -46,6 +47,6 @@ def round_by_scale(values: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype
     Returns:
         [T, Hkv, D] of `dtype`.
     """
-    limit = _LIMITS[dtype]
+    limit = CODE_LIMITS[dtype]
     scaled = (values.float() / scale[:, None]).clamp_(-limit, limit)
     return (scaled.round_() if dtype == torch.int8 else scaled).to(dtype)

@@ -34,6 +34,7 @@ from tests.plugins.quant.format_encoders import (
 from tokenloom.errors import ConfigError, ModelError
 from tokenloom.interfaces.quant import QuantConfig, QuantContext
 from tokenloom.llm import LLM
+from tokenloom.ops.triton_card import Card
 from tokenloom.sampling_params import SamplingParams
 from tokenloom_quant.awq import AWQConfig
 from tokenloom_quant.compressed_tensors import CompressedTensorsConfig
@@ -44,7 +45,7 @@ from tokenloom_quant.triton_low_bit import reference
 from tokenloom_quant.triton_low_bit.launches import grouped_launches, grouped_product, round_rows, scaled_product
 from tokenloom_quant.triton_low_bit.packing import pack_codes, pack_eight_bits
 from tokenloom_quant.triton_low_bit.products import CodesProduct, EightBitProduct
-from tokenloom_quant.triton_low_bit.tiles import Card, Work, plan_splits, tiles_for, why_not_e4m3
+from tokenloom_quant.triton_low_bit.tiles import Work, plan_splits, tiles_for, why_not_e4m3
 
 E4M3 = torch.float8_e4m3fn
 FP8_TENSOR: dict[str, Any] = {"quant_method": "fp8", "activation_scheme": "dynamic"}

@@ -24,11 +24,12 @@ from tokenloom.interfaces.attention import (
     KVScales,
     KVScaleSource,
 )
+from tokenloom.ops.triton_card import card_of
 from tokenloom_attention.fixed_scales import KV_SCALES_DESCRIPTION, round_by_scale, scale_source
 from tokenloom_attention.triton_paged.launches import pack_tree, padded_dim
 from tokenloom_attention.triton_paged.plan import StepPlan, Work, plan_step
 from tokenloom_attention.triton_paged.step_launches import StepLaunches
-from tokenloom_attention.triton_paged.tuning import Tiles, architecture_of, num_processors_of, tuning_for
+from tokenloom_attention.triton_paged.tuning import Tiles, tuning_for
 from tokenloom_attention.triton_paged.validity import reasons_against
 
 __all__ = ["TritonPagedBackend", "TritonPagedConfig", "TritonPagedMetadata"]
@@ -86,14 +87,15 @@ class TritonPagedBackend(AttentionBackend):
     def __init__(self, context: AttentionContext, config: TritonPagedConfig) -> None:
         self._context = context
         self._stored = STORED.get(config.kv_dtype, context.dtype)
+        card = card_of(context.device)
         self._work = Work(
             group=context.num_heads // context.num_kv_heads,
             num_kv_heads=context.num_kv_heads,
             head_dim=context.head_dim,
-            num_processors=num_processors_of(context.device),
+            num_processors=card.num_processors,
             deterministic=context.deterministic,
         )
-        self._tuning = tuning_for(architecture_of(context.device), context.head_dim, context.dtype)
+        self._tuning = tuning_for(card.name, context.head_dim, context.dtype)
 
     def kv_cache_spec(self, num_blocks: int) -> KVCacheSpec:
         """[num_blocks, 2, Hkv, BS, D] of what is stored, and with a quantized cache fp32 [num_blocks, 2, Hkv, BS]."""

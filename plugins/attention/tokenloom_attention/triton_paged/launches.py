@@ -9,11 +9,11 @@ import triton
 
 from tokenloom.interfaces.attention import AttentionBatch, AttentionLayer
 from tokenloom.ops.kernel_launch import KernelLaunch
+from tokenloom_attention.fixed_scales import CODE_LIMITS
 from tokenloom_attention.triton_paged.kernels import attend_kernel, combine_kernel, store_kernel
 from tokenloom_attention.triton_paged.plan import StepPlan
 
 __all__ = [
-    "CODE_LIMITS",
     "attention_launches",
     "form_arguments",
     "pack_tree",
@@ -23,9 +23,6 @@ __all__ = [
     "store_launch",
     "store_tokens",
 ]
-
-CODE_LIMITS = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
-"""Largest magnitude of a quantized element, to which a head's largest one is scaled."""
 
 TOKENS_OF_A_STORE = 16
 """Tokens that one program stores; enough to fill its threads, few enough to spread a decode step."""

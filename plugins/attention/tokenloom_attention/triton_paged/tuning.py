@@ -12,9 +12,9 @@ from typing import final
 
 import torch
 
-__all__ = ["ARCHITECTURES", "INTERPRETER", "Tiles", "Tuning", "architecture_of", "num_processors_of", "tuning_for"]
+from tokenloom.ops.triton_card import INTERPRETER
 
-INTERPRETER = "interpreter"
+__all__ = ["ARCHITECTURES", "Tiles", "Tuning", "tuning_for"]
 
 
 @final
@@ -179,23 +179,6 @@ ARCHITECTURES: Mapping[str, Mapping[int, Tuning]] = {
     "gfx950": _CDNA3,
 }
 """Tiles of float16 and bfloat16, by architecture and the largest head size that they are for."""
-
-
-def architecture_of(device: torch.device) -> str:
-    """What a device is called in `ARCHITECTURES`, whether it is there or not."""
-    if device.type != "cuda":
-        return INTERPRETER
-    if torch.version.hip is not None:
-        return str(torch.cuda.get_device_properties(device).gcnArchName).partition(":")[0]
-    major, minor = torch.cuda.get_device_capability(device)
-    return f"sm_{major}{minor}"
-
-
-def num_processors_of(device: torch.device) -> int:
-    """Multiprocessors of a device. The interpreter has some, so that it splits sequences."""
-    if device.type != "cuda":
-        return 4
-    return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 def tuning_for(architecture: str, head_dim: int, dtype: torch.dtype) -> Tuning:

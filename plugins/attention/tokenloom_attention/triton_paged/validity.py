@@ -7,16 +7,14 @@ from collections.abc import Iterator
 import torch
 
 from tokenloom.interfaces.attention import AttentionContext
+from tokenloom.ops.triton_card import architecture_of, has_e4m3
 from tokenloom_attention.triton_capabilities import HEAD_DIMS
 from tokenloom_attention.triton_paged.kernels import is_interpreted
-from tokenloom_attention.triton_paged.tuning import ARCHITECTURES, architecture_of
+from tokenloom_attention.triton_paged.tuning import ARCHITECTURES
 
-__all__ = ["WITHOUT_E4M3", "reasons_against"]
+__all__ = ["reasons_against"]
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-
-WITHOUT_E4M3 = ("sm_80", "sm_86", "gfx942")
-"""Architectures that have no float8 of the kind e4m3fn: sm_89 was the first, and MI300 has another one."""
 
 
 def reasons_against(name: str, context: AttentionContext, kv_dtype: str) -> list[str]:
@@ -64,7 +62,7 @@ def _against_device(name: str, context: AttentionContext, kv_dtype: str) -> Iter
     if architecture not in ARCHITECTURES:
         listed = ", ".join(ARCHITECTURES)
         yield f"attention={name} needs a GPU in ({listed}), got {architecture}; try attention=torch_sdpa"
-    elif kv_dtype == "fp8_e4m3" and architecture in WITHOUT_E4M3:
+    elif kv_dtype == "fp8_e4m3" and not has_e4m3(architecture):
         yield (
             f"attention.kv_dtype=fp8_e4m3 needs a GPU with e4m3, from compute capability 8.9 on, got {architecture}; "
             "try attention.kv_dtype=int8"

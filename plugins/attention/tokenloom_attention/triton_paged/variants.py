@@ -13,11 +13,11 @@ import torch
 
 from tokenloom.interfaces.attention import AttentionBatch, AttentionLayer
 from tokenloom.ops.kernel_launch import KernelLaunch, KernelVariant
+from tokenloom.ops.triton_card import has_e4m3
 from tokenloom_attention.triton_flash.launches import flash_launch
 from tokenloom_attention.triton_paged.launches import attention_launches, store_launch
 from tokenloom_attention.triton_paged.plan import StepPlan
 from tokenloom_attention.triton_paged.tuning import tuning_for
-from tokenloom_attention.triton_paged.validity import WITHOUT_E4M3
 
 __all__ = ["attention_variants"]
 
@@ -55,7 +55,7 @@ class _Case:
 def attention_variants(card: str, head_dims: tuple[int, ...] = HEAD_DIMS) -> Iterator[KernelVariant]:
     """The kernels for a card of `tokenloom.testing.kernel_gate`, in the tiles of its tuning: each head size, plain and
     with a window, a cap and a tree, and with each kind of cache that the card can have; and sinks."""
-    kinds = [torch.bfloat16, torch.int8] if card in WITHOUT_E4M3 else [torch.bfloat16, torch.int8, torch.float8_e4m3fn]
+    kinds = [torch.bfloat16, torch.int8, torch.float8_e4m3fn] if has_e4m3(card) else [torch.bfloat16, torch.int8]
     for head_dim in head_dims:
         for stored in kinds:
             case = _Case(head_dim, torch.bfloat16, stored)

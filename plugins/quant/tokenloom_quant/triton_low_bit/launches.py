@@ -12,6 +12,7 @@ import torch
 import triton
 
 from tokenloom.ops.kernel_launch import KernelLaunch
+from tokenloom.ops.triton_card import Card, card_of
 from tokenloom_quant.triton_low_bit.kernels import (
     add_splits_kernel,
     grouped_product_kernel,
@@ -19,7 +20,7 @@ from tokenloom_quant.triton_low_bit.kernels import (
     scaled_product_kernel,
 )
 from tokenloom_quant.triton_low_bit.packing import PackedCodes, PackedEightBits
-from tokenloom_quant.triton_low_bit.tiles import Card, Tiles, Work, card_of, plan_splits, tiles_for
+from tokenloom_quant.triton_low_bit.tiles import Tiles, Work, plan_splits, tiles_for
 
 __all__ = [
     "grouped_launches",

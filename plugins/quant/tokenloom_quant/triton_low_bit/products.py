@@ -7,6 +7,7 @@ from typing import final
 
 import torch
 
+from tokenloom.ops.triton_card import card_of
 from tokenloom_quant.affine_weight import ReadWeight
 from tokenloom_quant.fp8_blocks import ScaledFloats, joined_floats
 from tokenloom_quant.low_bit.affine_codes import AffineCodes, joined_codes
@@ -14,7 +15,7 @@ from tokenloom_quant.low_bit.packed_product import PackedProduct
 from tokenloom_quant.packed_products import PackedProducts
 from tokenloom_quant.triton_low_bit.launches import grouped_product, round_rows, scaled_product
 from tokenloom_quant.triton_low_bit.packing import GROUP_MULTIPLE, PackedEightBits, pack_codes, pack_eight_bits
-from tokenloom_quant.triton_low_bit.tiles import card_of, why_not_e4m3
+from tokenloom_quant.triton_low_bit.tiles import why_not_e4m3
 
 __all__ = ["CodesProduct", "EightBitProduct", "TritonProducts"]
 

@@ -7,17 +7,16 @@ No entry was timed on a card: each is a usual shape that compiles without spills
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
 from typing import final
 
 import torch
 
+from tokenloom.ops.triton_card import INTERPRETER, Card, has_e4m3
+
 __all__ = [
     "MAX_FEATURES",
-    "Card",
     "Tiles",
     "Work",
-    "card_of",
     "plan_splits",
     "tiles_for",
     "why_not_e4m3",
@@ -25,22 +24,9 @@ __all__ = [
 
 MAX_FEATURES = 128
 """Most features of a tile: packed weights have room for so many."""
-_FIRST_WITH_E4M3 = 89
-"""The first sm_ with float8 of the kind e4m3fn."""
-_AMD_WITH_E4M3 = ("gfx950", "gfx1200", "gfx1201")
-"""MI300 (gfx942) has another kind, cards before it none."""
 _MAX_SPLITS = 16
 _STEPS_OF_A_SPLIT = 4
 """Fewest: below that, adding partial results takes longer than the product."""
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Card:
-    """A kind of GPU, "interpreter" for Triton's on a CPU, and how many programs it runs at once."""
-
-    name: str
-    num_processors: int
 
 
 @final
@@ -82,17 +68,6 @@ _MOST_FEW_ROWS = 32
 _WIDE_ENOUGH = ("sm_90",)
 
 
-@cache  # every product asks
-def card_of(device: torch.device) -> Card:
-    """The card behind a device. The interpreter has some processors, so that it splits sums."""
-    if device.type != "cuda":
-        return Card("interpreter", 4)
-    properties = torch.cuda.get_device_properties(device)
-    if torch.version.hip is not None:
-        return Card(str(properties.gcnArchName).partition(":")[0], properties.multi_processor_count)
-    return Card(f"sm_{properties.major}{properties.minor}", properties.multi_processor_count)
-
-
 def tiles_for(card: str, num_rows: int, dtype: torch.dtype, *, deterministic: bool) -> Tiles:
     """The tiles of a product.
 
@@ -102,7 +77,7 @@ def tiles_for(card: str, num_rows: int, dtype: torch.dtype, *, deterministic: bo
         dtype: of what is multiplied by weights: fp32 does without matrix units, to be exact.
         deterministic: the same tiles whatever M is.
     """
-    if card == "interpreter":
+    if card == INTERPRETER:
         return _INTERPRETED
     if dtype == torch.float32:
         return _EXACT
@@ -128,7 +103,6 @@ def plan_splits(card: Card, work: Work, tiles: Tiles, *, deterministic: bool) ->
 
 def why_not_e4m3(card: str) -> str | None:
     """What keeps products of 8-bit floats from a card, or None."""
-    is_new_enough = card.startswith("sm_") and int(card.removeprefix("sm_")) >= _FIRST_WITH_E4M3
-    if is_new_enough or card in _AMD_WITH_E4M3 or card == "interpreter":
+    if has_e4m3(card):
         return None
     return f"products of 8-bit floats need a GPU with e4m3, from compute capability 8.9 on, got {card}"

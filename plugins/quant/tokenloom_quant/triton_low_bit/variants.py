@@ -8,9 +8,10 @@ from typing import Literal
 import torch
 
 from tokenloom.ops.kernel_launch import KernelLaunch, KernelVariant
+from tokenloom.ops.triton_card import Card
 from tokenloom_quant.triton_low_bit.launches import grouped_launches, round_rows_launch, scaled_launches
 from tokenloom_quant.triton_low_bit.packing import PackedCodes, PackedEightBits
-from tokenloom_quant.triton_low_bit.tiles import Card, why_not_e4m3
+from tokenloom_quant.triton_low_bit.tiles import why_not_e4m3
 
 __all__ = ["low_bit_variants"]
 

@@ -13,7 +13,6 @@ namespace {
 // Sums are to stay in registers, so all loops over them must vanish.
 #define TL_UNROLL _Pragma("GCC unroll 8")
 
-constexpr int kMostCodeRows = 6;
 constexpr float kMostQuery = 32512.0f;   // 127 * 256: high fits a signed byte after rounding
 constexpr float kMostWeight = 65535.0f;
 
@@ -178,25 +177,25 @@ void weigh_codes(Rows weights, const float* scales, const Runs& values, int64_t 
   }
 }
 
-// Calls body.template run<rows, vectors>(first, vector) for all rows and vectors; few rows take more vectors at a time.
+// A body of for_row_groups that calls body.template run<rows, vectors>(first, vector) for all vectors; few rows take more
+// of them at a time.
 template <class Body>
-void for_code_groups(int num_rows, int num_vectors, const Body& body) {
-  const auto across = [&]<int kRows>(int first) {
+struct AcrossVectors {
+  const Body& body;
+  int num_vectors;
+
+  template <int kRows>
+  void run(int first) const {
     constexpr int kVectors = kRows <= 3 ? 4 : 2;
     int vector = 0;
     for (; vector + kVectors <= num_vectors; vector += kVectors) body.template run<kRows, kVectors>(first, vector);
     for (; vector < num_vectors; ++vector) body.template run<kRows, 1>(first, vector);
-  };
-  int first = 0;
-  for (; num_rows - first > kMostCodeRows; first += kMostCodeRows) across.template operator()<kMostCodeRows>(first);
-  switch (num_rows - first) {
-    case 1: return across.template operator()<1>(first);
-    case 2: return across.template operator()<2>(first);
-    case 3: return across.template operator()<3>(first);
-    case 4: return across.template operator()<4>(first);
-    case 5: return across.template operator()<5>(first);
-    case 6: return across.template operator()<6>(first);
   }
+};
+
+template <class Body>
+void for_code_groups(int num_rows, int num_vectors, const Body& body) {
+  for_row_groups(num_rows, AcrossVectors<Body>{body, num_vectors});
 }
 
 struct ScoreCodes {
