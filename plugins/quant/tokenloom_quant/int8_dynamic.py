@@ -1,8 +1,8 @@
 """int8 weights times int8 activations: both rounded to nearest, and summed as whole numbers.
 
-Weights have a scale per output channel and group of input features and are rounded while they load; activations have
-one per row (token) and group, found at each product. Groups keep the few large activations that models have from
-flattening all others of their row.
+Weights are rounded while they load and have a scale per output channel, those of embedding and head one per group of
+input features as well; activations have one per row (token) and group, found at each product. Groups keep the few large
+activations that models have from flattening all others of their row.
 """
 
 from __future__ import annotations
@@ -25,17 +25,34 @@ class Int8DynamicConfig(QuantConfig):
     """Settings of `quant=int8_dynamic`."""
 
     group_size: Literal[0, 32, 64, 128] = Field(
-        default=32, description="Input features that share scales: 32, 64 or 128; 0 for all, faster and less exact."
+        default=32,
+        description="Input features that share a scale of activations: 32, 64 or 128; 0 for all, faster, less exact.",
+    )
+    group_weights: bool = Field(
+        default=False,
+        description="Whether weights of decoder layers have a scale per group too, not only one per output channel: "
+        "a little more exact and slower. Those of embedding and head always have.",
     )
     include_embedding: bool = Field(
         default=False, description="Also quantize the token embedding and the output head, tied or not."
     )
 
     def build(self, context: QuantContext) -> LowBitQuantizer:
-        encode = partial(round_to_codes, bits=8, group_size=self.group_size or None, symmetric=True)
+        group_size = self.group_size or None
+        by_channel, by_group = (
+            LowBitFormat(
+                "int8_dynamic",
+                partial(round_to_codes, bits=8, group_size=size, symmetric=True),
+                rounds_activations=True,
+                activation_group=group_size,
+            )
+            for size in (None, group_size)
+        )
         return LowBitQuantizer(
-            LowBitFormat("int8_dynamic", encode, rounds_activations=True),
+            by_group if self.group_weights else by_channel,
             context,
             include_embedding=self.include_embedding,
-            fingerprint=f"int8_dynamic:group_size={self.group_size}:include_embedding={self.include_embedding}",
+            fingerprint=f"int8_dynamic:group_size={self.group_size}:group_weights={self.group_weights}"
+            f":include_embedding={self.include_embedding}",
+            head_format=by_group,
         )

@@ -18,7 +18,7 @@ from tokenloom_quant.int8_dynamic import Int8DynamicConfig
 from tokenloom_quant.low_bit.affine_codes import AffineCodes, round_to_codes
 from tokenloom_quant.low_bit.kernels import load_kernels
 from tokenloom_quant.low_bit.product import LowBitProduct
-from tokenloom_quant.low_bit.reference import low_bit_linear
+from tokenloom_quant.low_bit.reference import low_bit_linear, round_activations
 
 pytestmark = NEEDS_COMPILER
 
@@ -47,8 +47,20 @@ def _random(seed: int, *shape: int) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def _product(affine: AffineCodes, bias: torch.Tensor | None = None, *, rounds_activations: bool) -> LowBitProduct:
-    return LowBitProduct(affine, bias, rounds_activations=rounds_activations, memory=WeightMemory())
+def _product(
+    affine: AffineCodes,
+    bias: torch.Tensor | None = None,
+    *,
+    rounds_activations: bool,
+    activation_group: int | None = None,
+) -> LowBitProduct:
+    return LowBitProduct(
+        affine,
+        bias,
+        rounds_activations=rounds_activations,
+        memory=WeightMemory(),
+        activation_group=activation_group,
+    )
 
 
 def _within_nan(values: torch.Tensor) -> torch.Tensor:
@@ -80,6 +92,34 @@ def test_product_equals_the_reference(
             rounded = packed.apply(x)
             assert rounded.dtype == dtype
             assert torch.equal(rounded, found.to(dtype))
+
+
+@pytest.mark.usefixtures("level")
+@pytest.mark.parametrize("dtype", [torch.float32, BF16])
+@pytest.mark.parametrize(("bits", "symmetric"), [(8, True), (8, False), (4, True), (4, False)])
+def test_activations_may_have_groups_where_weights_have_one(
+    bits: Literal[4, 8], symmetric: bool, dtype: torch.dtype
+) -> None:
+    for (size, num_outputs), group_size in zip(SIZES, (8, 32, 64, 32, 16)):
+        affine = round_to_codes(_random(2, num_outputs, size), bits, None, symmetric=symmetric)
+        bias = _random(3, num_outputs)
+        packed = _product(affine, bias, rounds_activations=True, activation_group=group_size)
+        together = packed.apply_float32(_random(9, 300, size).to(dtype))
+        for num_rows in ROWS:
+            x = _within_nan(_random(9, 300, size).to(dtype)[:num_rows])
+            rounded = round_activations(x, group_size).double()
+            exact = rounded @ affine.dequantized().double().T + bias
+            found = packed.apply_float32(x)
+            bound = 2e-6 * (x.double().abs() @ affine.dequantized().double().abs().T + size + 1.0)
+            assert bool(((found - exact).abs() <= bound).all()), (size, num_outputs, num_rows)
+            assert torch.equal(found, together[:num_rows])
+
+
+def test_groups_that_do_not_fit_are_refused() -> None:
+    """The weights' groups may differ from the activations' only where the weights have one."""
+    affine = round_to_codes(_random(2, 4, 128), 8, 32, symmetric=True)
+    with pytest.raises(RuntimeError, match="must have the weights' groups"):
+        _product(affine, rounds_activations=True, activation_group=64)
 
 
 @pytest.mark.usefixtures("level")
@@ -135,9 +175,10 @@ def test_rows_have_the_same_bits_in_any_batch(
 def test_infinities_and_nan_stay_in_their_rows(rounds_activations: bool) -> None:
     x = _random(1, 8, 96).to(BF16)
     x[1, 3], x[2, 95], x[3, 0] = float("nan"), float("inf"), float("-inf")
-    for group_size in (None, 32):
+    for group_size, activation_group in ((None, None), (32, None), (None, 32)):
         affine = round_to_codes(_random(2, 33, 96), 8, group_size, symmetric=True)
-        found = _product(affine, rounds_activations=rounds_activations).apply(x)
+        packed = _product(affine, rounds_activations=rounds_activations, activation_group=activation_group)
+        found = packed.apply(x)
         assert found[1].isnan().all()
         assert not found[2:4].isfinite().any()
         assert found[[0, 4, 5, 6, 7]].isfinite().all()
@@ -160,6 +201,8 @@ def test_rows_of_the_table_are_the_weights(bits: Literal[4, 8], group_size: int 
     indices = torch.tensor([64, 0, 31, 32])
     assert torch.equal(packed.rows(indices), affine.dequantized()[indices])
     assert packed.rows(indices[:0]).shape == (0, 130)
+    with pytest.raises(RuntimeError, match="row 65 of 65"):
+        packed.rows(torch.tensor([65]))
 
 
 def test_halves_below_the_normal_range_are_read_right() -> None:
@@ -209,3 +252,20 @@ def test_heads_give_sums_that_are_not_rounded(config: QuantConfig) -> None:
         assert found.dtype == torch.float32
         assert torch.equal(found.to(BF16), layer.apply(x))
         assert not torch.equal(found.to(BF16).float(), found)
+
+
+@pytest.mark.parametrize("group_weights", [False, True])
+def test_int8_dynamic_groups_weights_where_it_is_asked_to_and_in_heads(group_weights: bool) -> None:
+    """A scale for each output channel alone costs a head more exactness than it does layers."""
+    quantizer = Int8DynamicConfig(include_embedding=True, group_weights=group_weights).build(
+        QuantContext(BF16, torch.device("cpu"))
+    )
+    weight = _random(2, 32, 64)
+    weight[:, :32] *= 100.0  # what a group of its own saves from the large ones
+    for name, is_grouped in (("model.layers.0.mlp.down_proj", group_weights), ("lm_head", True)):
+        spec = LayerSpec(name, "linear", 64, 32, (Shard("w", 32),))
+        layer = quantizer.create_linear(spec)
+        layer.load("w", "weight", weight)
+        layer.finalize()
+        error = (layer.product.rows(torch.arange(32)) - weight)[:, 32:].abs().max()
+        assert (float(error) < 0.05) == is_grouped, name

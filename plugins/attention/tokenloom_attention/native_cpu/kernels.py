@@ -33,7 +33,7 @@ def load_kernels() -> ModuleType:
     return load_extension(
         "tokenloom_attention_native_cpu",
         sources=[_CSRC / "binding.cpp", _CSRC / "plan.cpp", _CSRC / "kv_store.cpp"],
-        kernels=[_CSRC / "attend.cpp"],
+        kernels=[_CSRC / "attend.cpp", _CSRC / "round_head.cpp"],
         include_dirs=[_CSRC],
         instead="attention=torch_sdpa",
     )

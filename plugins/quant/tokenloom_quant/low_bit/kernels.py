@@ -22,7 +22,7 @@ def load_kernels() -> ModuleType:
     """
     return load_extension(
         "tokenloom_low_bit",
-        sources=[_CSRC / "binding.cpp"],
+        sources=[_CSRC / "binding.cpp", _CSRC / "unpack_row.cpp"],
         kernels=[_CSRC / "low_bit.cpp", _CSRC / "prepare_rows.cpp"],
         include_dirs=[_CSRC],
         instead="quant=int8",

@@ -26,11 +26,13 @@ class LowBitFormat:
         name: of the plugin.
         encode: a shard's floating weight [N, K] -> codes.
         rounds_activations: whether activations are rounded to int8, a scale for each row and group.
+        activation_group: input features that share that scale; None stands for the weight's groups.
     """
 
     name: str
     encode: Callable[[torch.Tensor], AffineCodes]
     rounds_activations: bool
+    activation_group: int | None = None
 
 
 @final
@@ -52,7 +54,11 @@ class LowBitLinear(LinearWeights):
         codes, bias = self._shards.take()
         rounds_activations = self._format.rounds_activations
         self._product = LowBitProduct(
-            joined_codes(codes), bias, rounds_activations=rounds_activations, memory=self._memory
+            joined_codes(codes),
+            bias,
+            rounds_activations=rounds_activations,
+            memory=self._memory,
+            activation_group=self._format.activation_group,
         )
 
     def apply(self, x: torch.Tensor) -> torch.Tensor:

@@ -31,6 +31,8 @@ class LowBitProduct(PackedProduct):
         bias: [N] or None.
         rounds_activations: each group of each row of x is rounded to int8, scale max|x| / 127; else x is not rounded.
         memory: where the packed weights go.
+        activation_group: input features that share a scale in that rounding, a multiple of 8; None stands for the
+            weight's own groups. Anything else needs a weight of one group.
 
     Raises:
         NativeBuildError: the extension cannot be built on this machine.
@@ -38,16 +40,25 @@ class LowBitProduct(PackedProduct):
     """
 
     def __init__(
-        self, affine: AffineCodes, bias: torch.Tensor | None, *, rounds_activations: bool, memory: WeightMemory
+        self,
+        affine: AffineCodes,
+        bias: torch.Tensor | None,
+        *,
+        rounds_activations: bool,
+        memory: WeightMemory,
+        activation_group: int | None = None,
     ) -> None:
         num_rows, self._num_columns = affine.codes.shape
-        if affine.group_size > _MAX_GROUP:
+        summed = activation_group or affine.group_size  # products in one sum of whole numbers
+        if summed > _MAX_GROUP:
             raise ModelError(
-                f"in products of codes at most {_MAX_GROUP} input features share a scale, got {affine.group_size}; "
+                f"in products of codes at most {_MAX_GROUP} input features share a scale, got {summed}; "
                 "leave this layer as it is (quant.skip)"
             )
         num_groups = affine.scale.shape[1]
-        multiple = _SINGLE_GROUP_MULTIPLE if num_groups == 1 else affine.group_size
+        multiple = (activation_group or _SINGLE_GROUP_MULTIPLE) if num_groups == 1 else affine.group_size
+        padded = -(-self._num_columns // multiple) * multiple
+        row_group = 0 if not rounds_activations else activation_group or padded // num_groups
         self._bits = affine.bits
         self._rounds_activations = rounds_activations
         self._codes = _kept(_pack_codes(affine, multiple), memory)  # [panels, planes, 32, 4]
@@ -62,7 +73,7 @@ class LowBitProduct(PackedProduct):
             affine.bits,
             self._num_columns,
             num_rows,
-            rounds_activations,
+            row_group,
         )
 
     def apply(self, x: torch.Tensor) -> torch.Tensor:
@@ -77,12 +88,8 @@ class LowBitProduct(PackedProduct):
 
     def rows(self, indices: torch.Tensor) -> torch.Tensor:
         """Rows of W: int64 [M] -> fp32 [M, K]."""
-        panel, place = indices // _PANEL, indices % _PANEL
-        codes = _unpack_codes(self._codes[panel, :, place], self._bits)  # [M, padded K]
-        minimum = None if self._minima is None else self._minima[panel, :, place]
-        scale = self._scales[panel, :, place]  # [M, G]
-        affine = AffineCodes(codes, scale, minimum, self._bits, codes.shape[1] // scale.shape[1])
-        return affine.dequantized()[:, : self._num_columns]
+        rows: torch.Tensor = self._product.rows(indices.contiguous())
+        return rows
 
     @property
     def rounds_activations(self) -> bool:
@@ -101,15 +108,6 @@ def _pack_codes(affine: AffineCodes, multiple: int) -> torch.Tensor:
     per_plane = 8 if affine.bits == 4 else 4
     planes = filled.view(-1, _PANEL, filled.shape[1] // per_plane, per_plane).transpose(1, 2)
     return planes if affine.bits == 8 else planes[..., _LOWER] | planes[..., _UPPER] << 4
-
-
-def _unpack_codes(planes: torch.Tensor, bits: int) -> torch.Tensor:
-    """uint8 [M, planes, 4] of single rows -> codes [M, padded K]."""
-    if bits == 8:
-        return planes.flatten(1)
-    codes = planes.new_empty(*planes.shape[:2], 8)
-    codes[..., _LOWER], codes[..., _UPPER] = planes & 15, planes >> 4
-    return codes.flatten(1)
 
 
 def _pack_rows(values: torch.Tensor) -> torch.Tensor:

@@ -23,16 +23,24 @@ class LowBitQuantizer(Quantizer):
         context: as in the contract.
         include_embedding: whether embedding and head are covered.
         fingerprint: names method and settings.
+        head_format: how embedding and head are stored; None stands for `weight_format`.
 
     Raises:
         NativeBuildError: the products cannot be built on this machine.
     """
 
     def __init__(
-        self, weight_format: LowBitFormat, context: QuantContext, *, include_embedding: bool, fingerprint: str
+        self,
+        weight_format: LowBitFormat,
+        context: QuantContext,
+        *,
+        include_embedding: bool,
+        fingerprint: str,
+        head_format: LowBitFormat | None = None,
     ) -> None:
         load_kernels()  # before any weight is read
         self._format = weight_format
+        self._head_format = head_format or weight_format
         self._dtype = context.dtype
         self._include_embedding = include_embedding
         self._fingerprint = fingerprint
@@ -44,10 +52,11 @@ class LowBitQuantizer(Quantizer):
         return self._include_embedding and spec.kind in ("linear", "embedding")
 
     def create_linear(self, spec: LayerSpec) -> LowBitLinear:
-        return LowBitLinear(spec, self._format, self._dtype, self._memory)
+        weight_format = self._head_format if spec.name == _HEAD else self._format
+        return LowBitLinear(spec, weight_format, self._dtype, self._memory)
 
     def create_embedding(self, spec: LayerSpec) -> LowBitEmbedding:
-        return LowBitEmbedding(spec, self._format, self._dtype, self._memory)
+        return LowBitEmbedding(spec, self._head_format, self._dtype, self._memory)
 
     @property
     def fingerprint(self) -> str:

@@ -10,6 +10,7 @@ namespace tl::TL_ISA {
 namespace {
 
 using attention::Item;
+using attention::Layer;
 using attention::Stored;
 using attention::Unit;
 
@@ -46,7 +47,20 @@ void load_query(const Attention& work, const Row& row, char* target, bool in_pai
   for (int d = 0; d < sizes.head_dim; ++d) floats[d] = from_bf16(source[d]);
 }
 
-// Scale, soft cap and mask. Returns the largest score.
+// Another thread may have written them.
+void ask_for_queries(const Attention& work, Unit unit) {
+  const Layer& layer = work.layer;
+  const int group = work.sizes.group(), size = work.sizes.is_bf16 ? 2 : 4, bytes = work.sizes.head_dim * size;
+  for (int32_t i = unit.item->row_begin; i < unit.item->row_end; ++i) {
+    const int64_t first = work.rows[i] * layer.query_token_stride + unit.kv_head * group * layer.query_head_stride;
+    for (int head = 0; head < group; ++head) {
+      const char* query = static_cast<const char*>(layer.query) + (first + head * layer.query_head_stride) * size;
+      for (int byte = 0; byte < bytes; byte += 64) __builtin_prefetch(query + byte);
+    }
+  }
+}
+
+// Scale, soft cap and mask. Returns the largest score; beside NaN it may be any of them, as the sum of weights is NaN.
 float finish_scores(const Attention& work, const Row& row, const Chunk& chunk, float* scores, const float* key_scales) {
   const int count = chunk.num_tiles() * kLanes;
   const int begin = row.begin - chunk.begin, end = row.end - chunk.begin;
@@ -123,12 +137,15 @@ struct Asking {
   Ahead values(const Chunk& chunk) {
     return values_ahead(blocks_of(unit), work.layer.values, chunk.begin, chunk.end, desk.pieces);
   }
+  // Keys; their scales and, of the next unit, queries are so few that they are asked for at once.
   Ahead next_keys(const Chunk& chunk) {
     const bool is_last = chunk.end == unit.item->kv_end;
     if (is_last && next.item == nullptr) return {};
     const Unit of = is_last ? next : unit;
+    if (is_last) ask_for_queries(work, of);
     const int32_t begin = is_last ? of.item->kv_begin : chunk.end;
     const int32_t border = (begin / kChunk + 1) * kChunk, end = border < of.item->kv_end ? border : of.item->kv_end;
+    if (work.layer.key_scales != nullptr) ask_for_scales(work, blocks_of(of), begin, end);
     return keys_ahead(blocks_of(of), work.layer.keys, begin, end, desk.pieces);
   }
 };
@@ -204,6 +221,9 @@ void store_result(const Attention& work, const Row& row, const float* values, fl
     for (int d = 0; d < sizes.head_dim; ++d) out[d] = values[d] * factor;
   }
 }
+
+// A row that sees nothing is 0; NaN among its scores makes all of it NaN.
+float inverse(float total) { return total == 0 ? 0.0f : 1.0f / total; }
 
 float* workspace_of(const Attention& work, int64_t token, int partial, int head) {
   const int64_t index = (work.partial_begin[token] + partial) * static_cast<int64_t>(work.sizes.num_heads) + head;
@@ -281,7 +301,7 @@ void attend(const Attention& work, Unit unit, Unit next, char* scratch) {
     const Row& row = desk.rows[r];
     const float total = desk.sums[r];
     if (item.partial < 0) {
-      store_result(work, row, desk.out.floats(r), total > 0 ? 1.0f / total : 0.0f);
+      store_result(work, row, desk.out.floats(r), inverse(total));
       continue;
     }
     float* part = workspace_of(work, row.token, item.partial, row.head);
@@ -320,7 +340,7 @@ void combine_token(const Attention& work, int64_t token) {
       for (int d = 0; d < dim; ++d) first[d] = (i == 0 ? 0.0f : first[d]) + part[d] * factor;
     }
     const Row row{static_cast<int32_t>(token), head, 0, 0, 0, 0, nullptr};
-    store_result(work, row, first, total > 0 ? 1.0f / total : 0.0f);
+    store_result(work, row, first, inverse(total));
   }
 }
 

@@ -142,6 +142,17 @@ Ahead keys_ahead(const Blocks& blocks, const void* memory, int32_t begin, int32_
   return {pieces, pieces + count, int64_t{4} * sizes.key_words(), 0};
 }
 
+// The scales of the slots [begin, end).
+void ask_for_scales(const Attention& work, const Blocks& blocks, int32_t begin, int32_t end) {
+  constexpr int32_t kLine = 16;
+  const int32_t block_size = work.sizes.block_size, step = block_size < kLine ? block_size : kLine;
+  for (int32_t slot = begin / step * step; slot < end; slot += step) {
+    const int64_t index = blocks.index(slot) * block_size + slot % block_size;
+    __builtin_prefetch(work.layer.key_scales + index);
+    __builtin_prefetch(work.layer.value_scales + index);
+  }
+}
+
 // Copies keys and values into tiles, for block sizes that are no multiple of a vector. Slow, and right.
 template <class Kind>
 void pack(const Attention& work, const Blocks& blocks, Desk& desk, Chunk& chunk) {

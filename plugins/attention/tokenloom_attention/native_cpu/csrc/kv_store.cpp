@@ -1,7 +1,8 @@
 #include "kv_store.h"
 
-#include <cmath>
 #include <cstring>
+
+#include "round_head.h"
 
 namespace tl::attention {
 namespace {
@@ -38,39 +39,13 @@ void spread_value(const Sizes& sizes, const char* source, char* value) {
   for (int d = 0; d < sizes.head_dim; ++d) std::memcpy(value + d * 4, source + d * kBytes, kBytes);
 }
 
-float element(const char* source, int index, bool is_bf16) {
-  if (!is_bf16) {
-    float x;
-    std::memcpy(&x, source + index * 4, 4);
-    return x;
-  }
-  uint16_t half;
-  std::memcpy(&half, source + index * 2, 2);
-  const uint32_t bits = static_cast<uint32_t>(half) << 16;
-  float x;
-  std::memcpy(&x, &bits, 4);
-  return x;
-}
-
-// Symmetric, absmax / 127; returns the scale. Adding and taking away 1.5 * 2^23 rounds to the nearest, ties to even.
-float quantize(const Sizes& sizes, const char* source, int8_t* target) {
-  constexpr float kShift = 0x1.8p23f;
-  float values[kMaxInt8HeadDim], top = 0.0f;
-  for (int d = 0; d < sizes.head_dim; ++d) values[d] = element(source, d, sizes.is_bf16);
-  for (int d = 0; d < sizes.head_dim; ++d) top = std::fabs(values[d]) > top ? std::fabs(values[d]) : top;
-  const float scale = top / 127.0f, divisor = scale > 0 ? scale : 1.0f;
-  for (int d = 0; d < sizes.head_dim; ++d) {
-    target[d] = static_cast<int8_t>(static_cast<int>(values[d] / divisor + kShift - kShift));
-  }
-  return scale;
-}
-
 }  // namespace
 
 void write_token(const Sizes& sizes, const Cache& cache, const NewTokens& tokens, int64_t token) {
   const int64_t slot = tokens.slots[token];
   if (slot < 0) return;
   const int bytes = sizes.is_bf16 ? 2 : 4;
+  const auto round_head = round_head_kernel();
   for (int head = 0; head < sizes.num_kv_heads; ++head) {
     const Place place = place_of(sizes, cache, slot, head);
     const char* key = tokens.keys + (token * tokens.key_token_stride + head * tokens.key_head_stride) * bytes;
@@ -86,9 +61,9 @@ void write_token(const Sizes& sizes, const Cache& cache, const NewTokens& tokens
         break;
       case Stored::int8: {
         int8_t rounded[kMaxInt8HeadDim];
-        *place.key_scale = quantize(sizes, key, rounded);
+        *place.key_scale = round_head(key, sizes.is_bf16, sizes.head_dim, rounded);
         spread_key<1>(sizes, reinterpret_cast<const char*>(rounded), place.key);
-        *place.value_scale = quantize(sizes, value, rounded);
+        *place.value_scale = round_head(value, sizes.is_bf16, sizes.head_dim, rounded);
         spread_value<1>(sizes, reinterpret_cast<const char*>(rounded), place.value);
         break;
       }

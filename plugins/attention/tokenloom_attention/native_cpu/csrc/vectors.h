@@ -44,6 +44,7 @@ inline Ints lane_numbers() {
   return v;
 }
 
+// Where one of both is NaN, the second is taken, as the processor's own instructions do.
 inline Floats larger(Floats a, Floats b) { return a > b ? a : b; }
 inline Floats smaller(Floats a, Floats b) { return a < b ? a : b; }
 
@@ -81,16 +82,16 @@ inline ExpParts exp_parts(Floats x) {
   return {(Floats)(((Ints)shifted << 23) + splat(0x3f800000)), p * (r * r) + r};
 }
 
-// e^x for x <= 0, minus infinity included; 0 below -87.
+// e^x for x <= 0, minus infinity included; 0 below -87. NaN stays NaN.
 inline Floats exp_of_negative(Floats x) {
-  const ExpParts parts = exp_parts(larger(x, splat(-87.0f)));
+  const ExpParts parts = exp_parts(larger(splat(-87.0f), x));
   return x < splat(-87.0f) ? Floats{} : parts.power * parts.rest + parts.power;
 }
 
-// tanh from e^2|x| - 1, which keeps small arguments exact.
+// tanh from e^2|x| - 1, which keeps small arguments exact. NaN stays NaN.
 inline Floats tanh_of(Floats x) {
   const Floats size = x < Floats{} ? -x : x;
-  const ExpParts parts = exp_parts(smaller(size + size, splat(40.0f)));
+  const ExpParts parts = exp_parts(smaller(splat(40.0f), size + size));
   const Floats e = parts.power * parts.rest + (parts.power - splat(1.0f));
   const Floats t = e / (e + splat(2.0f));
   return x < Floats{} ? -t : t;

@@ -10,6 +10,7 @@
 #include <optional>
 
 #include "low_bit.h"
+#include "unpack_row.h"
 
 namespace tl {
 namespace {
@@ -45,9 +46,9 @@ class LowBitLinear {
  public:
   LowBitLinear(
       at::Tensor codes, at::Tensor scales, std::optional<at::Tensor> minima, std::optional<at::Tensor> bias, int bits,
-      int64_t in_features, int64_t out_features, bool rounds_activations)
+      int64_t in_features, int64_t out_features, int64_t row_group)
       : codes_(std::move(codes)), scales_(std::move(scales)), minima_(std::move(minima)), bias_(std::move(bias)),
-        rounds_activations_(rounds_activations) {
+        rounds_activations_(row_group > 0) {
     TORCH_CHECK(bits == 4 || bits == 8, "codes must have 4 or 8 bits, got ", bits);
     const int64_t num_panels = (out_features + kPanel - 1) / kPanel;
     check_packed(codes_, at::kByte, "codes");
@@ -68,14 +69,31 @@ class LowBitLinear {
     const int64_t padded = codes_.size(1) * (bits == 4 ? 8 : 4), num_groups = scales_.size(1);
     TORCH_CHECK(num_groups > 0 && padded >= in_features && padded % (num_groups * kBlock) == 0,
                 "groups must be a multiple of 8 codes and fill the planes");
+    const int64_t num_row_groups = row_group > 0 ? padded / row_group : num_groups;
+    TORCH_CHECK(num_row_groups == num_groups || (num_groups == 1 && row_group % kBlock == 0 && padded % row_group == 0),
+                "activations must have the weights' groups, unless those have one");
     const void* minimum = minima_ ? minima_->const_data_ptr() : nullptr;
     const float* own_bias = bias_ ? bias_->const_data_ptr<float>() : nullptr;
     weights_ = {codes_.const_data_ptr<uint8_t>(), scales_.const_data_ptr(), minimum, is_half, own_bias,
-                bits, in_features, padded, out_features, num_groups};
+                bits, in_features, padded, out_features, num_groups, num_row_groups};
   }
 
   at::Tensor apply(const at::Tensor& x) const { return product(x, x.scalar_type()); }
   at::Tensor apply_float32(const at::Tensor& x) const { return product(x, at::kFloat); }
+
+  // Rows of W: int64 [M] -> fp32 [M, in_features].
+  at::Tensor rows(const at::Tensor& indices) const {
+    TORCH_CHECK(indices.dim() == 1 && indices.scalar_type() == at::kLong && indices.is_contiguous(),
+                "indices must be int64 with one dimension, contiguous");
+    at::Tensor values = at::empty({indices.size(0), weights_.in_features}, scales_.options().dtype(at::kFloat));
+    const int64_t* index = indices.const_data_ptr<int64_t>();
+    float* to = values.mutable_data_ptr<float>();
+    for (int64_t i = 0; i < indices.size(0); ++i, to += weights_.in_features) {
+      TORCH_CHECK(index[i] >= 0 && index[i] < weights_.out_features, "row ", index[i], " of ", weights_.out_features);
+      unpack_row(weights_, index[i], to);
+    }
+    return values;
+  }
 
  private:
   static void check_packed(const at::Tensor& tensor, at::ScalarType dtype, const char* what) {
@@ -111,13 +129,15 @@ class LowBitLinear {
     const bool is_ready = rows.form == Form::as_bf16 && weights_.padded == weights_.in_features;
     const int64_t value_bytes = rows.form == Form::as_int8 ? 1 : rows.form == Form::as_bf16 ? 2 : 4;
     const int64_t values = is_ready ? 0 : padded_to(rows.num_rows * weights_.padded * value_bytes, Scratch::kLine);
-    const int64_t numbers = padded_to(rows.num_rows * weights_.num_groups * 4, Scratch::kLine);
-    char* memory = static_cast<char*>(scratch.get(values + 2 * numbers));
+    const int64_t numbers = padded_to(rows.num_rows * weights_.num_row_groups * 4, Scratch::kLine);
+    const int64_t row_numbers = padded_to(rows.num_rows * 4, Scratch::kLine);
+    char* memory = static_cast<char*>(scratch.get(values + 2 * numbers + row_numbers));
     rows.values = is_ready ? const_cast<void*>(rows.x) : memory;
     rows.values_stride = is_ready ? rows.x_stride : weights_.padded;
     if (rows.form == Form::as_int8) rows.scales = reinterpret_cast<float*>(memory + values);
     const bool needs_sums = rows.form == Form::as_int8 || weights_.minima != nullptr;
     if (needs_sums) rows.sums = memory + values + numbers;
+    rows.row_sums = reinterpret_cast<float*>(memory + values + 2 * numbers);
     return rows;
   }
 
@@ -167,9 +187,10 @@ class LowBitLinear {
     const int64_t value_bytes = args.rows.form == Form::as_int8 ? 1 : args.rows.form == Form::as_bf16 ? 2 : 4;
     own.rows.num_rows = end - row;
     own.rows.values = static_cast<char*>(args.rows.values) + row * args.rows.values_stride * value_bytes;
-    const int64_t number = row * args.weights.num_groups;
+    const int64_t number = row * args.weights.num_row_groups;
     if (args.rows.scales != nullptr) own.rows.scales += number;
     if (args.rows.sums != nullptr) own.rows.sums = static_cast<char*>(args.rows.sums) + 4 * number;
+    own.rows.row_sums += row;
     own.y = static_cast<char*>(args.y) + row * args.y_stride * (args.is_half_out ? 2 : 4);
     return own;
   }
@@ -188,7 +209,9 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("set_isa", [](const std::string& name) { return tl::set_isa(name.c_str()); });
   pybind11::class_<tl::LowBitLinear>(m, "LowBitLinear")
       .def(pybind11::init<
-           at::Tensor, at::Tensor, std::optional<at::Tensor>, std::optional<at::Tensor>, int, int64_t, int64_t, bool>())
+           at::Tensor, at::Tensor, std::optional<at::Tensor>, std::optional<at::Tensor>, int, int64_t, int64_t,
+           int64_t>())
       .def("apply", &tl::LowBitLinear::apply)
-      .def("apply_float32", &tl::LowBitLinear::apply_float32);
+      .def("apply_float32", &tl::LowBitLinear::apply_float32)
+      .def("rows", &tl::LowBitLinear::rows);
 }

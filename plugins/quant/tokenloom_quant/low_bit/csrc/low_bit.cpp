@@ -12,14 +12,18 @@ constexpr int kMaxRows = 3;
 constexpr int kMaxRows = 1;
 #endif
 
+// What has groups: nothing, the activations only (then a sum has one scale of the weights, at its end), or both.
+enum class Groups { none, of_rows, of_both };
+
 // Vectors of a tile: sums of the group and of all groups must both stay in registers.
-template <bool kGrouped>
+template <Groups kGroups>
 constexpr int wide_of(int num_rows) {
+  constexpr bool has_one_sum = kGroups == Groups::none;
 #if TL_HAS_AVX512
   if (num_rows == 1) return 8;
-  return num_rows == 2 || !kGrouped ? 4 : 2;
+  return num_rows == 2 || has_one_sum ? 4 : 2;
 #else
-  return num_rows == 1 && !kGrouped ? 4 : 2;
+  return num_rows == 1 && has_one_sum ? 4 : 2;
 #endif
 }
 
@@ -86,12 +90,40 @@ TL_INLINE void add_group(
   }
 }
 
+// Adds a group's sums to those of the groups before; the zero of the weights and their scale come at the end.
+template <class Own, int kRows, int kVectors>
+TL_INLINE void add_row_group(
+    const LowBitArgs& a, int64_t row, int64_t group, const typename Own::Sum (&sums)[kRows][kVectors],
+    Vec (&totals)[kRows][kVectors]) {
+  TL_UNROLL
+  for (int r = 0; r < kRows; ++r) {
+    const Vec scale = Vec::all(a.rows.scales[(row + r) * a.weights.num_row_groups + group]);
+    TL_UNROLL
+    for (int v = 0; v < kVectors; ++v) totals[r][v] = Vec::fma(Own::result(sums[r][v]), scale, totals[r][v]);
+  }
+}
+
+template <int kBits, int kRows, int kVectors>
+TL_INLINE void scale_totals(const LowBitArgs& a, int64_t row, int64_t column, Vec (&totals)[kRows][kVectors]) {
+  const LowBitWeights& w = a.weights;
+  TL_UNROLL
+  for (int v = 0; v < kVectors; ++v) {
+    const int64_t at = at_vector(column, v, kPanel);
+    const Vec scale = load_scale(w, w.scales, at);
+    const Vec minimum = w.minima == nullptr ? scale * Vec::all(-kZero<kBits>) : load_scale(w, w.minima, at);
+    TL_UNROLL
+    for (int r = 0; r < kRows; ++r)
+      totals[r][v] = Vec::fma(totals[r][v], scale, minimum * Vec::all(a.rows.row_sums[row + r]));
+  }
+}
+
 // Rows [row, row + kRows) of kVectors vectors of columns.
-template <int kBits, Form kForm, bool kGrouped, int kRows, int kVectors>
+template <int kBits, Form kForm, Groups kGroups, int kRows, int kVectors>
 void tile(const LowBitArgs& a, int64_t row, int64_t column, Ahead ahead) {
   using Own = Step<kBits, kForm>;
   const LowBitWeights& w = a.weights;
-  const int64_t num_groups = kGrouped ? w.num_groups : 1, planes_per_group = w.num_planes() / num_groups;
+  const int64_t num_groups = kGroups == Groups::none ? 1 : kGroups == Groups::of_rows ? w.num_row_groups : w.num_groups;
+  const int64_t planes_per_group = w.num_planes() / num_groups;
   const bool is_signed = w.minima == nullptr;
   const uint8_t* planes[kVectors];
   TL_UNROLL
@@ -111,7 +143,13 @@ void tile(const LowBitArgs& a, int64_t row, int64_t column, Ahead ahead) {
     TL_UNROLL
     for (int r = 0; r < kRows; ++r)
       TL_UNROLL
-      for (int v = 0; v < kVectors; ++v) sums[r][v] = Own::start(a, (row + r) * num_groups + group);
+      for (int v = 0; v < kVectors; ++v) {
+        if constexpr (kGroups == Groups::of_rows) {
+          sums[r][v] = Own::Sum::all(0);
+        } else {
+          sums[r][v] = Own::start(a, (row + r) * num_groups + group);
+        }
+      }
     for (int64_t plane = group * planes_per_group; plane < (group + 1) * planes_per_group; ++plane) {
 #if TL_HAS_AVX512
       if (kRows <= 2) {
@@ -128,8 +166,13 @@ void tile(const LowBitArgs& a, int64_t row, int64_t column, Ahead ahead) {
 #endif
       Own::add(planes, x, plane, is_signed, sums);
     }
-    add_group<kBits, kForm>(a, row, column, group, sums, totals);
+    if constexpr (kGroups == Groups::of_rows) {
+      add_row_group<Own>(a, row, group, sums, totals);
+    } else {
+      add_group<kBits, kForm>(a, row, column, group, sums, totals);
+    }
   }
+  if constexpr (kGroups == Groups::of_rows) scale_totals<kBits>(a, row, column, totals);
   TL_UNROLL
   for (int r = 0; r < kRows; ++r)
     TL_UNROLL
@@ -137,28 +180,28 @@ void tile(const LowBitArgs& a, int64_t row, int64_t column, Ahead ahead) {
 }
 
 // Columns [column, end) of `num_rows` <= kMaxRows rows.
-template <int kBits, Form kForm, bool kGrouped, int kRows = kMaxRows>
+template <int kBits, Form kForm, Groups kGroups, int kRows = kMaxRows>
 void tiles_of_rows(
     const LowBitArgs& a, int64_t row, int64_t num_rows, int64_t column, int64_t end, Ahead ahead = {}) {
   if constexpr (kRows > 0) {
     if (num_rows != kRows) {
-      return tiles_of_rows<kBits, kForm, kGrouped, kRows - 1>(a, row, num_rows, column, end, ahead);
+      return tiles_of_rows<kBits, kForm, kGroups, kRows - 1>(a, row, num_rows, column, end, ahead);
     }
-    constexpr int kWide = wide_of<kGrouped>(kRows), kNarrow = 2;
+    constexpr int kWide = wide_of<kGroups>(kRows), kNarrow = 2;
     for (; column + kWide * Vec::kLanes <= end; column += kWide * Vec::kLanes)
-      tile<kBits, kForm, kGrouped, kRows, kWide>(a, row, column, ahead);
+      tile<kBits, kForm, kGroups, kRows, kWide>(a, row, column, ahead);
     for (; column < end; column += kNarrow * Vec::kLanes)
-      tile<kBits, kForm, kGrouped, kRows, kNarrow>(a, row, column, ahead);
+      tile<kBits, kForm, kGroups, kRows, kNarrow>(a, row, column, ahead);
   }
 }
 
-template <int kBits, Form kForm, bool kGrouped>
+template <int kBits, Form kForm, Groups kGroups>
 void all_rows(const LowBitArgs& a, int64_t first, int64_t end) {
-  constexpr int kWide = wide_of<kGrouped>(kMaxRows);
+  constexpr int kWide = wide_of<kGroups>(kMaxRows);
   constexpr int64_t kStep = kWide * Vec::kLanes > kPanel ? kWide * Vec::kLanes : kPanel;
   const int64_t num_rows = a.rows.num_rows;
   if (num_rows <= 2 && num_rows <= kMaxRows) {  // which read weights once, and ask for them by themselves
-    return tiles_of_rows<kBits, kForm, kGrouped>(a, 0, num_rows, first * kPanel, end * kPanel);
+    return tiles_of_rows<kBits, kForm, kGroups>(a, 0, num_rows, first * kPanel, end * kPanel);
   }
   const int64_t panel_bytes = a.weights.num_planes() * kPlaneBytes;
   for (int64_t start = 0; start < num_rows; start += kRowsInCache) {
@@ -170,7 +213,7 @@ void all_rows(const LowBitArgs& a, int64_t first, int64_t end) {
       for (int64_t t = 0; t < num_tiles; ++t) {  // of nearly equal height; the columns stay in the cache meanwhile
         const int64_t row = start + count * t / num_tiles, row_end = start + count * (t + 1) / num_tiles;
         const Ahead ahead = Ahead::of_tile(t, num_tiles, distance);
-        tiles_of_rows<kBits, kForm, kGrouped>(a, row, row_end - row, column, stop, ahead);
+        tiles_of_rows<kBits, kForm, kGroups>(a, row, row_end - row, column, stop, ahead);
       }
     }
   }
@@ -178,8 +221,11 @@ void all_rows(const LowBitArgs& a, int64_t first, int64_t end) {
 
 template <int kBits, Form kForm>
 void of_form(const LowBitArgs& a, int64_t first, int64_t end) {
-  a.weights.num_groups == 1 ? all_rows<kBits, kForm, false>(a, first, end)
-                            : all_rows<kBits, kForm, true>(a, first, end);
+  if (a.weights.num_groups > 1) return all_rows<kBits, kForm, Groups::of_both>(a, first, end);
+  if constexpr (kForm == Form::as_int8) {
+    if (a.weights.num_row_groups > 1) return all_rows<kBits, kForm, Groups::of_rows>(a, first, end);
+  }
+  all_rows<kBits, kForm, Groups::none>(a, first, end);
 }
 
 template <int kBits>

@@ -35,10 +35,11 @@ struct LowBitWeights {
   const float* bias;  // [num_panels * kPanel] or null
   int bits;
   int64_t in_features, padded, out_features, num_groups;
+  int64_t num_row_groups;  // of activations that are rounded: num_groups, or more of them where that is 1
 
   TL_INLINE int64_t num_panels() const { return (out_features + kPanel - 1) / kPanel; }
   TL_INLINE int64_t num_planes() const { return padded / (bits == 4 ? 8 : 4); }
-  TL_INLINE int64_t group_size() const { return padded / num_groups; }
+  TL_INLINE int64_t row_group_size() const { return padded / num_row_groups; }
 };
 
 // Activations before and after preparation.
@@ -50,8 +51,10 @@ struct LowBitRows {
   // Prepared: [num_rows, padded] of the form; for int8 and 4 bits, each eight in the order of the packed weights.
   void* values;
   int64_t values_stride;  // elements; the original rows where these will do
-  float* scales;          // as_int8: [num_rows, num_groups]
-  void* sums;             // of each row's group: int32 of codes if as_int8, else fp32; [num_rows, num_groups]
+  float* scales;          // as_int8: [num_rows, num_row_groups]
+  // Of each row's group, [num_rows, num_row_groups]: fp32; as_int8: int32 of codes, times -zero without minima.
+  void* sums;
+  float* row_sums;        // as_int8: of what a row was rounded to, [num_rows]
 };
 
 struct LowBitArgs {

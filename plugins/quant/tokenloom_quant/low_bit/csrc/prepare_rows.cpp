@@ -71,11 +71,13 @@ int32_t round_group(const float* x, int64_t size, float factor, bool is_ordered,
 }
 
 void round_row(const LowBitWeights& w, const LowBitRows& rows, int64_t row, const float* wide) {
-  const int64_t size = w.group_size();
+  const int64_t size = w.row_group_size();
   int8_t* codes = static_cast<int8_t*>(rows.values) + row * rows.values_stride;
-  int32_t* sums = static_cast<int32_t*>(rows.sums) + row * w.num_groups;
-  float* scales = rows.scales + row * w.num_groups;
-  for (int64_t g = 0; g < w.num_groups; ++g) {
+  int32_t* sums = static_cast<int32_t*>(rows.sums) + row * w.num_row_groups;
+  float* scales = rows.scales + row * w.num_row_groups;
+  const int32_t times = w.minima != nullptr ? 1 : w.bits == 4 ? -8 : -128;
+  float total = 0.0f;
+  for (int64_t g = 0; g < w.num_row_groups; ++g) {
     const float largest = largest_of(wide + g * size, size);
     const bool is_finite = largest <= std::numeric_limits<float>::max(), is_zero = largest < kSmallest;
     const float factor = is_finite && !is_zero ? kMaxCode / largest : 0.0f;
@@ -84,15 +86,18 @@ void round_row(const LowBitWeights& w, const LowBitRows& rows, int64_t row, cons
       std::memset(codes + g * size, 0, static_cast<size_t>(size));
       sums[g] = 0;
     } else {
-      sums[g] = round_group(wide + g * size, size, factor, w.bits == 4, codes + g * size);
+      const int32_t sum = round_group(wide + g * size, size, factor, w.bits == 4, codes + g * size);
+      total += scales[g] * static_cast<float>(sum);
+      sums[g] = times * sum;
     }
   }
+  rows.row_sums[row] = total;
 }
 
 void sum_row(const LowBitWeights& w, const LowBitRows& rows, int64_t row, const float* wide) {
-  const int64_t size = w.group_size();
-  float* sums = static_cast<float*>(rows.sums) + row * w.num_groups;
-  for (int64_t g = 0; g < w.num_groups; ++g) {
+  const int64_t size = w.row_group_size();
+  float* sums = static_cast<float*>(rows.sums) + row * w.num_row_groups;
+  for (int64_t g = 0; g < w.num_row_groups; ++g) {
     Vec sum = Vec::zero();
     int64_t i = 0;
     for (; i + Vec::kLanes <= size; i += Vec::kLanes) sum = sum + Vec::load(wide + g * size + i);

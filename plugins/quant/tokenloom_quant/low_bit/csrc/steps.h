@@ -23,11 +23,10 @@ template <int kBits>
 struct Step<kBits, Form::as_int8> {
   using Sum = Ints;
   using Value = int8_t;
-
   // The group's part of -zero * (sum of x).
   TL_INLINE static Ints start(const LowBitArgs& a, int64_t at) {
     if (a.weights.minima != nullptr) return Ints::all(0);
-    return Ints::all(-kZero<kBits> * static_cast<const int32_t*>(a.rows.sums)[at]);
+    return Ints::all(static_cast<const int32_t*>(a.rows.sums)[at]);
   }
 
   template <int kRows, int kVectors>
