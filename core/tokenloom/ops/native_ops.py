@@ -17,8 +17,9 @@ from torch.nn import functional
 from tokenloom.ops.native import load_extension
 from tokenloom.ops.packed_linear import GatedAct, PackedLinear
 from tokenloom.ops.weight_memory import WeightMemory
+from tokenloom.sampling.row_max import RowMax
 
-__all__ = ["NativeLinear", "native_module"]
+__all__ = ["NativeLinear", "native_module", "native_row_max"]
 
 _CSRC = Path(__file__).parent / "native" / "csrc"
 _PANEL = 32  # kPanel of linear.h: output features side by side
@@ -35,10 +36,21 @@ def native_module() -> ModuleType:
     return load_extension(
         "tokenloom_ops",
         sources=[_CSRC / "binding.cpp"],
-        kernels=[_CSRC / "linear.cpp", _CSRC / "linear_amx.cpp", _CSRC / "linear_gated.cpp", _CSRC / "pointwise.cpp"],
+        kernels=[
+            _CSRC / "linear.cpp",
+            _CSRC / "linear_amx.cpp",
+            _CSRC / "linear_gated.cpp",
+            _CSRC / "pointwise.cpp",
+            _CSRC / "row_max.cpp",
+        ],
         include_dirs=[_CSRC],
         instead="engine.operations=torch",
     )
+
+
+def native_row_max(scores: torch.Tensor) -> RowMax:
+    """`sampling.row_max.row_max` in one pass on all threads: fp32 [R, V] -> values and indices [R]."""
+    return RowMax(*native_module().row_max(scores.contiguous()))
 
 
 @final

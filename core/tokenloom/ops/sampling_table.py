@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import final
 
 from torch import Tensor
 
+from tokenloom.ops.native_ops import native_row_max
 from tokenloom.ops.table import OpsName
 from tokenloom.sampling.batch import SamplingBatch
 from tokenloom.sampling.sampler import choose_tokens
@@ -38,9 +40,11 @@ TORCH_SAMPLING = SamplingOps(choose_tokens, verify_chain, verify_tree)
 
 
 def build_sampling_ops(ops: OpsName) -> SamplingOps:
-    """The operations that go with a choice of `engine.operations`: Triton's with triton, else torch's."""
-    if ops != "triton":
+    """The operations that go with a choice of `engine.operations`: torch's, but for maxima with native; Triton's."""
+    if ops == "torch":
         return TORCH_SAMPLING
+    if ops == "native":
+        return replace(TORCH_SAMPLING, choose_tokens=partial(choose_tokens, find_max=native_row_max))
     # Triton is there on Linux only.
     from tokenloom.ops import triton_sampling
 

@@ -6,7 +6,7 @@ argmax(scores + Gumbel noise). Each row's token is the same whatever other rows 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import final
 
@@ -19,7 +19,7 @@ from tokenloom.sampling.filtering import Candidates, Limits, apply_min_p, ranked
 from tokenloom.sampling.logprobs import SampleLogprobs, raw_logprobs
 from tokenloom.sampling.noise import Purpose, gumbel_noise, gumbel_noise_for
 from tokenloom.sampling.processing import process_logits
-from tokenloom.sampling.row_max import row_max
+from tokenloom.sampling.row_max import RowMax, row_max
 
 __all__ = ["SampleResult", "TargetProbs", "choice_probs", "choose_tokens", "sample", "target_probs"]
 
@@ -68,9 +68,14 @@ def sample(logits: Tensor, batch: SamplingBatch, allowed: AllowedTokens | None =
     return SampleResult(token_ids, invalid, raw_logprobs(logits, token_ids, batch.groups))
 
 
-def choose_tokens(processed: Tensor, batch: SamplingBatch) -> tuple[Tensor, Tensor]:
-    """Second half of `sample`: token ids and invalid rows from what `process_logits` made, fp32 [R, V]."""
-    best = row_max(processed)
+def choose_tokens(
+    processed: Tensor, batch: SamplingBatch, find_max: Callable[[Tensor], RowMax] = row_max
+) -> tuple[Tensor, Tensor]:
+    """Second half of `sample`: token ids and invalid rows from what `process_logits` made, fp32 [R, V].
+
+    `find_max` gives what `row_max` does.
+    """
+    best = find_max(processed)
     invalid = ~best.values.isfinite()
     token_ids = best.indices
     groups = batch.groups

@@ -47,6 +47,9 @@ def test_triton_is_refused_where_it_is_not_installed(monkeypatch: pytest.MonkeyP
         choose_ops(TRITON, CUDA, torch.bfloat16)
 
 
-def test_sampling_is_torch_s_for_all_other_operations() -> None:
-    assert build_sampling_ops("torch") is build_sampling_ops("native") is TORCH_SAMPLING
+def test_sampling_goes_with_the_operations() -> None:
+    assert build_sampling_ops("torch") is TORCH_SAMPLING
+    native = build_sampling_ops("native")
+    assert native.verify_chain is TORCH_SAMPLING.verify_chain
+    assert native.choose_tokens is not TORCH_SAMPLING.choose_tokens
     assert build_sampling_ops("triton").choose_tokens is not TORCH_SAMPLING.choose_tokens

@@ -6,10 +6,12 @@
 #include <tokenloom/isa.h>
 #include <tokenloom/parallel.h>
 
+#include <algorithm>
 #include <vector>
 
 #include "linear.h"
 #include "pointwise.h"
+#include "row_max.h"
 
 namespace tl {
 namespace {
@@ -224,6 +226,36 @@ at::Tensor rotary(const at::Tensor& heads, const at::Tensor& cos, const at::Tens
   return y;
 }
 
+// Of each row the greatest and the first place of it; NaN counts as greatest. Few rows are cut, so that all threads read.
+std::tuple<at::Tensor, at::Tensor> row_max(const at::Tensor& scores) {
+  RECORD_FUNCTION("tokenloom::row_max", c10::ArrayRef<const c10::IValue>{});
+  TORCH_CHECK(scores.dim() == 2 && scores.scalar_type() == at::kFloat && scores.device().is_cpu() &&
+                  scores.is_contiguous() && scores.size(1) > 0,
+              "scores must be float32 with 2 dimensions, contiguous, and have columns");
+  const int64_t num_rows = scores.size(0), size = scores.size(1), threads = max_threads();
+  const int64_t num_parts = num_rows >= 2 * threads || num_rows == 0 ? 1 : std::min(2 * threads, size);
+  std::vector<Greatest> found(static_cast<size_t>(num_rows * num_parts));
+  const float* from = scores.const_data_ptr<float>();
+  const auto kernel = greatest_of_kernel();
+  by_rows(num_rows * num_parts, scores.numel(), kCheapElements, [&](int64_t first, int64_t end) {
+    for (int64_t i = first; i < end; ++i) {
+      const int64_t part = i % num_parts;
+      found[i] = kernel(from + i / num_parts * size, size * part / num_parts, size * (part + 1) / num_parts);
+    }
+  });
+  at::Tensor values = at::empty({num_rows}, scores.options()), indices = at::empty({num_rows}, at::kLong);
+  for (int64_t row = 0; row < num_rows; ++row) {
+    Greatest best = found[row * num_parts];
+    for (int64_t part = 1; part < num_parts && best.value == best.value; ++part) {
+      const Greatest& own = found[row * num_parts + part];
+      if (!(own.value <= best.value)) best = own;
+    }
+    values.mutable_data_ptr<float>()[row] = best.value;
+    indices.mutable_data_ptr<int64_t>()[row] = best.index;
+  }
+  return {values, indices};
+}
+
 at::Tensor silu_and_mul(const at::Tensor& gate_up) {
   RECORD_FUNCTION("tokenloom::silu_and_mul", c10::ArrayRef<const c10::IValue>{});
   return gated(gate_up, Gate::silu);
@@ -252,6 +284,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("add_rms_norm", &tl::add_rms_norm);
   m.def("head_rms_norm", &tl::head_rms_norm);
   m.def("rotary", &tl::rotary);
+  m.def("row_max", &tl::row_max);
   m.def("silu_and_mul", &tl::silu_and_mul);
   m.def("gelu_tanh_and_mul", &tl::gelu_tanh_and_mul);
 }
