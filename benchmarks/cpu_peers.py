@@ -88,6 +88,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--start", type=Path, metavar="WORKLOAD", help="time starts of a process, too")
     parser.add_argument("--quality", type=int, metavar="TOKENS", help="compare with fp32 on so much text, too")
     parser.add_argument("--quality-every", type=int, default=8, help="for engines asked position by position")
+    parser.add_argument("--quality-kept", type=Path, metavar="FOLDER", help="keep what engines said, and ask no more")
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "cpu_peers")
     args = parser.parse_args()
     if not (args.workloads or args.cold or args.start or args.quality):
@@ -141,7 +142,7 @@ def guard(args: argparse.Namespace, specs: Sequence[PeerSpec], settings: dict[st
     """What each engine's precision takes from the model."""
     windows = text_windows(Path(settings["gguf"]), args.quality, min(WINDOW_TOKENS, args.max_model_len - 1))
     reference = PeerSpec("tokenloom fp32", "tokenloom", sys.executable, REFERENCE)
-    return judge(reference, specs, {**settings, "prefix_caching": True}, windows, say)
+    return judge(reference, specs, {**settings, "prefix_caching": True}, windows, say, args.quality_kept)
 
 
 def starts(args: argparse.Namespace, specs: Sequence[PeerSpec], settings: dict[str, Any]) -> dict[str, Any]:

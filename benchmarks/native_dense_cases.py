@@ -8,13 +8,15 @@ from typing import Literal
 import torch
 from native_op_case import Call, Case, Make, Shapes, random_bfloat16
 
+from tokenloom.ops.native_ops import native_rank, native_row_max
 from tokenloom.ops.packed_linear import GatedAct
 from tokenloom.ops.table import OpTable
-from tokenloom.sampling.row_max import row_max
+from tokenloom.sampling.filtering import rank_tokens
 
 __all__ = ["dense_cases"]
 
 _EPS = 1e-5
+_RANKED = 50
 
 
 def dense_cases(shapes: Shapes, rows: int) -> Iterator[Case]:
@@ -41,6 +43,7 @@ def dense_cases(shapes: Shapes, rows: int) -> Iterator[Case]:
         f"rotary {num_rotated}x{shapes.head_dim}", 4 * rows * num_rotated * shapes.head_dim, _rotary(rows, shapes)
     )
     yield Case(f"greedy choice {shapes.vocab}", 4 * rows * shapes.vocab, _greedy(rows, shapes.vocab))
+    yield Case(f"first {_RANKED} of {shapes.vocab}", 4 * rows * shapes.vocab, _ranked(rows, shapes.vocab))
 
 
 def _linear(rows: int, k: int, n: int) -> Make:
@@ -113,10 +116,21 @@ def _rotary(rows: int, shapes: Shapes) -> Make:
 
 
 def _greedy(rows: int, vocab: int) -> Make:
-    """The largest logit of each row and where it is: torch's own way, and that of the sampler."""
+    """The largest logit of each row and where it is."""
 
     def make(name: str, _ops: OpTable) -> Call:
         logits = torch.randn(rows, vocab)
-        return (lambda: row_max(logits)) if name == "native" else (lambda: logits.max(dim=-1))
+        return (lambda: native_row_max(logits)) if name == "native" else (lambda: logits.max(dim=-1))
+
+    return make
+
+
+def _ranked(rows: int, vocab: int) -> Make:
+    """The first tokens of each row in rank order, which top_k leaves."""
+
+    def make(name: str, _ops: OpTable) -> Call:
+        scores = -torch.rand(rows, vocab)
+        rank = native_rank if name == "native" else rank_tokens
+        return lambda: rank(scores, _RANKED)
 
     return make

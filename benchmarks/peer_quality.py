@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +46,7 @@ def judge(
     settings: dict[str, Any],
     windows: Windows,
     say: Callable[[str], None],
+    kept: Path | None = None,
 ) -> dict[str, Any]:
     """Scores the text with every engine, one after the other.
 
@@ -52,13 +56,14 @@ def judge(
         settings: what workers are told, see `peers/peer_worker.py`.
         windows: token ids.
         say: told about each engine.
+        kept: a folder for what engines answered, which is read instead of asking the same again; None keeps nothing.
     """
     say(f"quality: {reference.label} reads {sum(map(len, windows))} tokens")
-    expected = _scores(reference, settings, windows)
+    expected = _scores(reference, settings, windows, kept)
     rows = []
     for spec in specs:
         say(f"quality: {spec.label}")
-        found = compare_with_reference(expected, _scores(spec, settings, windows))
+        found = compare_with_reference(expected, _scores(spec, settings, windows, kept))
         rows.append({"label": spec.label, **found})
     return {
         "reference": reference.label,
@@ -68,12 +73,27 @@ def judge(
     }
 
 
-def _scores(spec: PeerSpec, settings: dict[str, Any], windows: Windows) -> list[list[Place]]:
+def _scores(spec: PeerSpec, settings: dict[str, Any], windows: Windows, kept: Path | None = None) -> list[list[Place]]:
+    path = None if kept is None else kept / f"{_digest(spec, settings, windows)}.json"
+    if path is not None and path.exists():
+        told = json.loads(path.read_text(encoding="utf-8"))["scores"]
+        return [[Place(*place) for place in places] for places in told]
     peer = PeerProcess(spec, settings)
     try:
-        return peer.score(windows)
+        scores = peer.score(windows)
     finally:
         peer.close()
+    if path is not None:
+        rows = [[(place.position, place.likeliest, place.logprob) for place in places] for places in scores]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps({"label": spec.label, "scores": rows}) + "\n", encoding="utf-8")
+    return scores
+
+
+def _digest(spec: PeerSpec, settings: dict[str, Any], windows: Windows) -> str:
+    """Of all that an answer depends on but the engine's version."""
+    question = {"spec": asdict(spec), "settings": settings, "windows": windows}
+    return hashlib.sha256(json.dumps(question, sort_keys=True).encode()).hexdigest()
 
 
 def compare_with_reference(expected: list[list[Place]], found: list[list[Place]]) -> dict[str, Any]:

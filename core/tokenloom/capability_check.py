@@ -22,6 +22,8 @@ _NUMERIC_KINDS = ("attention", "quant")
 """Kinds whose arithmetic decides the logits, and with them batch invariance."""
 
 _MOST_SUGGESTIONS = 4
+_OWN_FILES = "own_files"
+"""The flag of plugins that only read files of their own format, and so stand in for others of their kind nowhere."""
 
 
 def can_import(name: str) -> bool:
@@ -149,6 +151,8 @@ def _flag_rule(flag: str, why: str, device: str) -> _Rule:
 def _alternatives(plugin: RegisteredPlugin, rule: _Rule, registry: Registry) -> str:
     kind = plugin.info.kind
     others = [other for other in registry.plugins(kind) if other.refusal is None and other is not plugin]
+    if _OWN_FILES not in plugin.info.capabilities.flags:
+        others = [other for other in others if _OWN_FILES not in other.info.capabilities.flags]
     fitting = [other.label for other in others if rule.accepts(other.info.capabilities)]
     if not fitting:
         return f"; no installed {kind} plugin can"

@@ -65,26 +65,22 @@ class DraftPasses(DraftMemory):
         parents: Sequence[Sequence[int]] = (),
     ) -> DraftPass:
         state, size = self._state, self._state.block_size
-        rows = np.array([state.row(request_id) for request_id in request_ids], np.int64)  # [n]
-        first, num_new = np.array(starts, np.int64), np.array(counts, np.int64)  # [n]
-        cu = np.zeros(len(rows) + 1, np.int64)
-        np.cumsum(num_new, out=cu[1:])
-        ends = first + num_new  # [n]
-        token_rows = np.repeat(rows, num_new)  # [T]
-        slot_index = np.arange(cu[-1]) - np.repeat(cu[:-1] - first, num_new)  # [T]
-        block_index, offset = np.divmod(slot_index, size)
-        most_blocks = state.block_tables[0].shape[1]
-        if len(rows) == 0 or num_new.min() < 1 or first.min() < 0 or -(-int(ends.max()) // size) > most_blocks:
+        ends = [start + count for start, count in zip(starts, counts, strict=True)]
+        # As few calls as can be: for one request this takes longer than the layer's own products.
+        if min(counts, default=0) < 1 or min(starts) < 0 or max(ends) > size * state.block_tables[0].shape[1]:
             self._refuse(f"starts {list(starts)} and counts {list(counts)} of requests {list(request_ids)}")
-        cu_seqlens, seq_lens = self._tensor(cu.astype(np.int32)), self._tensor(ends.astype(np.int32))
-        tree_mask = None
-        positions = self._tensor(slot_index)
+        num_blocks = -(-max(ends) // size)
+        rows = np.array([state.row(request_id) for request_id in request_ids], np.int64)  # [n]
+        cu, token_rows, slot_index = _spread(rows, starts, counts)
+        block_index, offset = slot_index // size, slot_index % size
+        positions, tree_mask = self._tensor(slot_index), None
         if parents:
             if [len(own) for own in parents] != list(counts):
                 self._refuse(f"parents {parents} for counts {list(counts)}")
             depths = [depth for own in parents for depth in tree_depths(own)]  # from 1 on
-            positions = self._tensor(np.repeat(first, num_new) + np.array(depths, np.int64) - 1)
+            positions = self._tensor(np.repeat(np.array(starts, np.int64), counts) + np.array(depths, np.int64) - 1)
             tree_mask = self._tensor(_tree_mask(parents))
+        cu_seqlens, seq_lens = self._tensor(cu), self._tensor(np.array(ends, np.int32))
         metadata = []
         for group in self._groups:
             table = state.block_tables[group.group_id]
@@ -97,11 +93,11 @@ class DraftPasses(DraftMemory):
                 cu_seqlens_q=cu_seqlens,
                 seq_lens=seq_lens,
                 positions=positions,
-                block_table=self._tensor(table[rows, : -(-int(ends.max()) // size)]),
-                slot_mapping=self._tensor(block_ids.astype(np.int64) * size + offset),
+                block_table=self._tensor(table[rows, :num_blocks]),
+                slot_mapping=self._tensor(block_ids * np.int64(size) + offset),
                 tree_mask=tree_mask,
-                query_lens_cpu=num_new.tolist(),
-                seq_lens_cpu=ends.tolist(),
+                query_lens_cpu=list(counts),
+                seq_lens_cpu=ends,
                 window=group.window,
             )
             metadata.append(self._attention.prepare(batch))
@@ -112,6 +108,21 @@ class DraftPasses(DraftMemory):
 
     def _refuse(self, detail: str) -> None:
         raise PluginContractError(self._plugin, "a pass stays within the slots that its requests have", detail)
+
+
+def _spread(
+    rows: np.ndarray, starts: Sequence[int], counts: Sequence[int]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The new tokens of n requests, T in all: int32 [n + 1] where each begins, and for each token, int64 [T], the
+    request's row and its slot."""
+    first = np.array(starts, np.int64)  # [n]
+    if max(counts) == 1:
+        return np.arange(len(counts) + 1, dtype=np.int32), rows, first
+    num_new = np.array(counts, np.int64)  # [n]
+    cu = np.zeros(len(rows) + 1, np.int32)
+    num_new.cumsum(out=cu[1:])
+    slots = np.arange(cu[-1], dtype=np.int64) - np.repeat(cu[:-1] - first, num_new)
+    return cu, np.repeat(rows, num_new), slots
 
 
 def _tree_mask(parents: Sequence[Sequence[int]]) -> np.ndarray:

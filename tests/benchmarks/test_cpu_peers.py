@@ -91,6 +91,33 @@ def test_text_is_judged_beside_the_reference_at_the_places_that_an_engine_tells_
     assert (mute["num_positions"], mute["top1_agreement"], mute["perplexity_ratio"]) == (0, None, None)
 
 
+def test_what_an_engine_said_is_kept_and_not_asked_again(
+    spec: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import peer_quality
+
+    def judged(*specs: Any, windows: list[list[int]] = WINDOWS) -> Any:
+        reference = spec("fp32", "off=0", "p=0.5")
+        return peer_quality.judge(reference, specs, SETTINGS, windows, lambda _: None, tmp_path / "kept")
+
+    worse = spec("worse", "off=2", "p=0.25")
+    first = judged(worse)
+    assert len(list((tmp_path / "kept").iterdir())) == 2
+
+    class AskedError(Exception):
+        """An engine was started."""
+
+    def start(*_: object) -> None:
+        raise AskedError
+
+    monkeypatch.setattr(peer_quality, "PeerProcess", start)
+    assert judged(worse) == first
+    with pytest.raises(AskedError):
+        judged(worse, windows=WINDOWS[:1])
+    with pytest.raises(AskedError):
+        judged(spec("worse", "off=2", "p=0.125"))
+
+
 def test_quality_stands_beside_speed() -> None:
     from peer_tables import quality_table, workload_table
 

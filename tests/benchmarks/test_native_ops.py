@@ -25,7 +25,16 @@ def test_every_native_operation_has_a_figure(
     figures = json.loads(output.read_text())["figures"]
     names = " ".join(figure["operation"] for figure in figures)
     kinds = ("linear qkv", "linear x silu", "linear x gelu_tanh", "head in fp32", "rms_norm", "add + rms_norm")
-    kinds += ("head_rms_norm", "silu x mul", "gelu_tanh x mul", "rotary", "greedy choice", "int8_dynamic", "int4/64")
+    kinds += (
+        "head_rms_norm",
+        "silu x mul",
+        "gelu_tanh x mul",
+        "rotary",
+        "greedy choice",
+        "first 50",
+        "int8_dynamic",
+        "int4/64",
+    )
     for kind in (*kinds, "attention 20 bf16 KV", "attention 20 int8 KV", "write bf16 KV", "write int8 KV"):
         assert kind in names
     assert all(figure["torch_s"] > 0 and figure["native_s"] > 0 for figure in figures)

@@ -164,6 +164,7 @@ def test_after_sigterm_what_can_end_ends_well_and_the_rest_in_order(model: str, 
         wait_until("no process left", lambda: not any(_runs(child) for child in children))
         assert _folders() < folders
         log = [line for line in server.output.splitlines() if not line.startswith("listening")]
+        assert re.search(r"^listening .*, cpu, float32, threads \d", server.output)
         times = [_TIMED.match(line) for line in log]
         assert all(times), log
         # The access log alone: it was asked for, whatever else is worth a line.

@@ -51,11 +51,13 @@ def calibrate_kv(overrides: tuple[str, ...], config_dir: Path | None) -> None:
     """
     config = compose_config(overrides, config_dir=config_dir, command=CalibrateKVSettings)
     settings = config.extras_of(CalibrateKVSettings)
-    target = Path(settings.output)
+    target = Path(settings.output).expanduser()
+    calibration = None if settings.calibration is None else Path(settings.calibration).expanduser()
     if target.suffix != ".safetensors":
         raise ConfigError(f"output={target}: its name must end in .safetensors")
-    check_output_files({"calibration": settings.calibration}, {"output": settings.output}, [config.engine.trace.file])
-    text = calibration_text(None if settings.calibration is None else Path(settings.calibration))
+    read = None if calibration is None else str(calibration)
+    check_output_files({"calibration": read}, {"output": str(target)}, [config.engine.trace.file])
+    text = calibration_text(calibration)
     magnitudes = KVMagnitudes()
     with task_progress() as progress, LLM(config=config, taps=[magnitudes]) as llm:
         longest = llm.engine.facts.max_model_len - 1  # each part has one token of output

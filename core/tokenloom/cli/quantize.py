@@ -39,6 +39,7 @@ def quantize(words: tuple[str, ...], force: bool, restart: bool) -> None:
     settings = composed.extras_of(QuantizeSettings)
     check_settings(composed)
     # Imported here, after what can be refused at once: torch takes a while.
+    from tokenloom.cli.quantize_result import judge, told_before
     from tokenloom.loader.checkpoint import open_checkpoint
     from tokenloom.loader.export_target import check_target
     from tokenloom.loader.sources import resolve_model
@@ -49,11 +50,15 @@ def quantize(words: tuple[str, ...], force: bool, restart: bool) -> None:
     check_target(target.resolve(), is_replacing=force)
     plan = plan_of(settings)
     checkpoint = open_checkpoint(resolve_model(source.source, revision=source.revision))
+    told_before(checkpoint)
     try:
         if restart:
             forget_work(target.resolve())
         with task_progress() as progress:
             made = quantize_checkpoint(checkpoint, target, plan, progress, is_replacing=force)
+            if settings.evaluate is not None:
+                original = [word for word in overrides if word.partition("=")[0] in MODEL_KEYS]
+                judge(original, target, settings.evaluate, checkpoint.config.max_position_embeddings, progress)
     finally:
         checkpoint.close()
     if made.num_resumed:

@@ -74,6 +74,10 @@ class QuantizeSettings(Settings):
     alpha: Annotated[float, Field(ge=0, le=1)] | None = Field(
         default=None, description="smoothquant: share of magnitude that weights take over; null searches by layer."
     )
+    evaluate: Annotated[int, Field(ge=1)] | None = Field(
+        default=None,
+        description="Windows of tokenloom eval's own text on which model and original are compared for the model card.",
+    )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         default="auto", description="Dtype of what is not rounded; auto keeps the model's, bfloat16 for a GGUF file."
     )
@@ -131,7 +135,7 @@ def plan_of(settings: QuantizeSettings) -> QuantizePlan:
         scheme=RoundingScheme(bits, group_size, is_symmetric, torch.float32),
         dtype=None if settings.dtype == "auto" else getattr(torch, settings.dtype),
         skip=settings.skip,
-        calibration=None if settings.calibration is None else Path(settings.calibration),
+        calibration=None if settings.calibration is None else Path(settings.calibration).expanduser(),
         num_samples=settings.num_samples,
         sample_tokens=settings.sample_tokens,
         seed=settings.seed,

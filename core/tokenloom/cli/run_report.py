@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import click
-import psutil
-import torch
 
+from tokenloom.executors.device_choice import describe_threads
 from tokenloom.kv.memory_plan import format_bytes
 from tokenloom.llm import LLM
 from tokenloom.session import TextStream
@@ -20,7 +19,7 @@ def print_plan(llm: LLM) -> None:
     resolved = f"{facts.device}, {facts.dtype}, {facts.operations} operations, context {facts.max_model_len}"
     click.echo(f"model    {llm.model_path.name}  ({resolved})", err=True)
     if facts.device == "cpu":
-        click.echo(f"threads  {torch.get_num_threads()}{_cpus()}", err=True)
+        click.echo(f"threads  {describe_threads()}", err=True)
     click.echo(f"plugins  {plugins}", err=True)
     for name, size in facts.memory.items():
         click.echo(f"memory   {name:<16}{format_bytes(size):>12}", err=True)
@@ -32,13 +31,6 @@ def print_plan(llm: LLM) -> None:
             f"{format_bytes(group.page_bytes)}",
             err=True,
         )
-
-
-def _cpus() -> str:
-    """Where the process may run; only Linux tells."""
-    if not psutil.LINUX:
-        return ""
-    return f" on CPUs {', '.join(map(str, psutil.Process().cpu_affinity() or []))}"
 
 
 def print_times(stream: TextStream) -> None:

@@ -56,9 +56,20 @@ class TrainDrafterSettings(Settings):
     )
     epochs: Annotated[int, Field(ge=1)] = Field(default=10, description="Most often that an answer is learnt from.")
     batch_tokens: Annotated[int, Field(ge=64)] = Field(default=2048, description="Tokens in one step of training.")
-    max_tokens: Annotated[int, Field(ge=64)] = Field(default=640, description="Longer conversations are cut off there.")
+    max_tokens: Annotated[int, Field(ge=64)] = Field(
+        default=1024, description="Longer conversations are cut off there."
+    )
     learning_rate: Annotated[float, Field(gt=0, lt=1)] | None = Field(
         default=None, description="Highest learning rate; null: 2e-3 for medusa, 1e-3 for eagle3."
+    )
+    prompt_weight: Annotated[float, Field(ge=0, le=1)] = Field(
+        default=0.5, description="How much a token of a prompt counts in training, where one of an answer counts 1."
+    )
+    growth: Annotated[float, Field(ge=0, le=1)] = Field(
+        default=0.6, description="Share of the training by whose end all drafts are trained; it begins with the first."
+    )
+    init: str | None = Field(
+        default=None, description="Folder of a head to begin with, for the same model; null: none."
     )
     precision: Literal["bfloat16", "float32"] = Field(
         default="bfloat16", description="Of matrix products in training; weights are float32."
@@ -117,19 +128,24 @@ def _job(settings: TrainDrafterSettings, overrides: tuple[str, ...]) -> Training
             settings.learning_rate or _LEARNING_RATE[settings.kind],
             settings.precision,
             settings.seed,
+            settings.prompt_weight,
+            settings.growth,
         ),
+        init=None if settings.init is None else Path(settings.init).expanduser(),
         command=_command(overrides),
     )
 
 
 def _command(overrides: tuple[str, ...]) -> str:
-    """As it can be repeated elsewhere: without the places of output and data."""
+    """As it can be repeated elsewhere: without the places of output, data and the head to begin with."""
     words = [_without_place(word) for word in overrides if not word.startswith(("output=", "data="))]
     return shlex.join(["tokenloom", "train-drafter", *words, "output=FOLDER"])
 
 
 def _without_place(word: str) -> str:
     key, _, value = word.partition("=")
+    if key == "init":
+        return "init=HEAD"
     is_place = key in ("model", "model.source") and value.startswith(("/", ".", "~"))
     return f"{key}=MODEL" if is_place else word
 

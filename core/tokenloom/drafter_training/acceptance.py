@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from tokenloom.drafter_training.corpus import Corpus
 from tokenloom.drafter_training.target import Target
-from tokenloom.drafter_training.trainable_head import TrainableHead, answers_of
+from tokenloom.drafter_training.trainable_head import TrainableHead, places_of
 from tokenloom.models.causal_lm import FINAL_STATE
 
 __all__ = ["Acceptance", "measure_acceptance"]
@@ -65,14 +65,14 @@ def measure_acceptance(
     for number, index in enumerate(chosen):
         sequence = corpus.load(index, head.state_layers, target.head.device)
         said = functional.linear(sequence.states[FINAL_STATE].float(), target.head).argmax(dim=-1)  # [T]
-        answers = answers_of([sequence])
+        places = places_of([sequence])
         # Places whose last draft has nothing to be compared with are left out of all.
-        counts = answers.ahead(head.num_drafts)[1]
+        counts = places.ahead(head.num_drafts)[1]
         is_chain = counts
         chains[0] += counts.sum().cpu()
         num_places += int(counts.sum())
         for draft, ids in enumerate(head.guesses([sequence], num_ranks)):
-            hits = ids == said[answers.ahead(draft + 1)[0]].unsqueeze(1)  # [R, ranks]
+            hits = ids == said[places.ahead(draft + 1)[0]].unsqueeze(1)  # [R, ranks]
             right[draft] += hits[counts].sum(dim=0).cpu()
             is_chain = is_chain & hits[:, 0]
             chains[draft + 1] += is_chain.sum().cpu()

@@ -16,6 +16,7 @@ from tokenloom.text.chat_template import ChatTemplate
 __all__ = ["Conversation", "ConversationMaker", "ConversationPlan"]
 
 _DOCUMENT_SHARE = 0.25
+_MAX_OTHERS = 3
 
 
 @final
@@ -69,7 +70,7 @@ class ConversationMaker:
         self._template = ChatTemplate.for_tokenizer(llm.tokenizer)
 
     def make(self, batch: int, count: int, on_step: Callable[[], None] | None = None) -> list[Conversation]:
-        """`count` conversations.
+        """`count` conversations; fewer where a question about documents would be longer than the model takes.
 
         Args:
             batch: its number.
@@ -85,11 +86,13 @@ class ConversationMaker:
         seeds = question_seeds(count - num_documents, rng) + [question for _, question in requests]
         questions = self._written([self._open_turn(seed) for seed in seeds], self._plan.question_tokens, rng, on_step)
         asked = [self._chat(request) for request, _ in requests]
-        documents = self._written(asked, self._plan.document_tokens, rng, on_step)
+        documents = [text.strip() for text in self._written(asked, self._plan.document_tokens, rng, on_step)]
         texts = [(seed + rest).strip() for seed, rest in zip(seeds, questions, strict=True)]
         plain, about = texts[: count - num_documents], texts[count - num_documents :]
         tasks = [
-            rng.choice(DOCUMENT_TASKS).format(document=document.strip(), question=question)
+            rng.choice(DOCUMENT_TASKS).format(
+                document=document, question=question, passages=_passages(document, documents, rng)
+            )
             for document, question in zip(documents, about, strict=True)
         ]
         return self._answered([self._chat(text) for text in (*plain, *tasks)], rng, on_step)
@@ -110,6 +113,9 @@ class ConversationMaker:
         self, prompts: Sequence[list[int]], rng: random.Random, on_step: Callable[[], None] | None
     ) -> list[Conversation]:
         plan = self._plan
+        # States are taken by asking for one token more.
+        limit = self._llm.engine.limits.max_model_len - 1
+        prompts = [prompt for prompt in prompts if len(prompt) < limit]
         params = [
             SamplingParams(
                 temperature=0.0 if rng.random() < plan.greedy_share else plan.temperature,
@@ -120,7 +126,7 @@ class ConversationMaker:
         ]
         outputs = self._llm.generate(prompts, params, on_step=on_step)
         return [
-            Conversation((*output.prompt_token_ids, *output.outputs[0].token_ids), len(output.prompt_token_ids))
+            Conversation((*output.prompt_token_ids, *output.outputs[0].token_ids)[:limit], len(output.prompt_token_ids))
             for output in outputs
             if output.outputs[0].finish_reason in ("stop", "length")
         ]
@@ -138,3 +144,10 @@ class ConversationMaker:
                 f"the model's chat template does not quote the user's words {start!r}; choose a model whose does"
             )
         return self._llm.tokenizer.encode(rendered[: place + len(start)], add_special_tokens=False)
+
+
+def _passages(document: str, others: Sequence[str], rng: random.Random) -> str:
+    """A document among some others, in any order and numbered."""
+    chosen = [document, *rng.sample(others, min(len(others), rng.randint(1, _MAX_OTHERS)))]
+    rng.shuffle(chosen)
+    return "\n\n".join(f"[{number}] {text}" for number, text in enumerate(chosen, 1))

@@ -13,7 +13,8 @@ from torch.nn import functional
 
 from tokenloom.drafter_training.corpus import Sequenced
 from tokenloom.drafter_training.draft_vocabulary import DraftVocabulary
-from tokenloom.drafter_training.trainable_head import Answers
+from tokenloom.drafter_training.target import Target
+from tokenloom.drafter_training.trainable_head import Places
 from tokenloom.models.causal_lm import FINAL_STATE
 
 __all__ = ["Distillation"]
@@ -25,34 +26,41 @@ class Distillation:
 
     Args:
         sequences: the conversations; T tokens in all.
+        places: where a head is trained, R of them.
         vocabulary: the tokens that can be drafted, D of them.
-        rows: [D, H], the target's output matrix for these.
+        target: its output matrix is read, and its soft cap of logits where it has one.
     """
 
-    def __init__(self, sequences: Sequence[Sequenced], vocabulary: DraftVocabulary, rows: torch.Tensor) -> None:
+    def __init__(
+        self, sequences: Sequence[Sequenced], places: Places, vocabulary: DraftVocabulary, target: Target
+    ) -> None:
+        self._places = places
         tokens = torch.cat([sequence.token_ids for sequence in sequences])  # [T]
-        # What answers are judged by lies from their prompt's last token to their last but one.
+        # What places are judged by lies behind the first one of each conversation.
         judges = [
-            torch.arange(len(s.token_ids), device=s.token_ids.device) >= s.num_prompt_tokens - 1 for s in sequences
+            torch.arange(len(s.token_ids), device=s.token_ids.device) > start
+            for s, start in zip(sequences, places.starts, strict=True)
         ]
         needed = torch.cat(judges)  # [T]
         states = torch.cat([sequence.states[FINAL_STATE] for sequence in sequences])[needed]
         with torch.no_grad():
-            self._probs = functional.linear(states.float(), rows).float().softmax(dim=-1)  # [needed, D]
+            logits = functional.linear(states.float(), target.head[vocabulary.ids]).float()  # [needed, D]
+            cap = target.config.final_soft_cap
+            self._probs = (logits if cap is None else cap * (logits / cap).tanh()).softmax(dim=-1)
         self._place_of = needed.cumsum(0) - 1  # [T]
         self._can_be_drafted = vocabulary.column_of[tokens] >= 0  # [T]
 
-    def loss(self, logits: torch.Tensor, answers: Answers, draft: int) -> torch.Tensor:
+    def loss(self, logits: torch.Tensor, draft: int) -> torch.Tensor:
         """Mean cross entropy of a draft's logits.
 
         Args:
-            logits: [R, D], at the places of `answers`.
-            answers: the places.
+            logits: [R, D], at the places.
             draft: 0 for the first one, which stands for the token two behind the place.
         """
-        said, exists = answers.ahead(draft + 2)
-        is_taught = exists & self._can_be_drafted[said]
-        before, _ = answers.ahead(draft + 1)
-        probs = self._probs[self._place_of[before[is_taught]]]
+        said, exists = self._places.ahead(draft + 2)
+        weights = self._places.weights * (exists & self._can_be_drafted[said])  # [R]
+        before, _ = self._places.ahead(draft + 1)
+        probs = self._probs[self._place_of[before].clamp(min=0)]  # [R, D]
+        each = functional.cross_entropy(logits.float(), probs, reduction="none")
         # A sum over nothing is 0, where a mean would be NaN.
-        return -(probs * logits[is_taught].float().log_softmax(dim=-1)).sum() / is_taught.sum().clamp(min=1)
+        return (each * weights).sum() / weights.sum().clamp(min=1e-6)

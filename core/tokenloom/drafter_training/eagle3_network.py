@@ -26,7 +26,7 @@ from tokenloom.drafter_training.distillation import Distillation
 from tokenloom.drafter_training.draft_vocabulary import DraftVocabulary
 from tokenloom.drafter_training.eagle3_layer import Entries, HeadLayer, KeysAndValues
 from tokenloom.drafter_training.target import Target, aux_layers
-from tokenloom.drafter_training.trainable_head import TrainableHead, answers_of
+from tokenloom.drafter_training.trainable_head import Lesson, Places, TrainableHead, places_of
 from tokenloom.models.causal_lm import FINAL_STATE
 
 __all__ = ["Eagle3Network"]
@@ -54,7 +54,6 @@ class Eagle3Network(TrainableHead):
         self._vocabulary = vocabulary
         self._num_steps = num_steps
         self._aux = aux_layers(config.num_layers)
-        self._rows = target.head[vocabulary.ids]
         self._begin()
 
     @torch.no_grad()
@@ -81,12 +80,15 @@ class Eagle3Network(TrainableHead):
     def num_drafts(self) -> int:
         return self._num_steps
 
-    def losses(self, sequences: Sequence[Sequenced]) -> list[torch.Tensor]:
-        answers, told = answers_of(sequences), Distillation(sequences, self._vocabulary, self._rows)
-        return [told.loss(logits, answers, step) for step, logits in enumerate(self._all_logits(sequences))]
+    def losses(self, sequences: Sequence[Sequenced], lesson: Lesson) -> list[torch.Tensor]:
+        places = places_of(sequences, lesson.prompt_weight)
+        told = Distillation(sequences, places, self._vocabulary, self._target)
+        logits = self._all_logits(sequences, places, lesson.num_drafts)
+        return [told.loss(each, step) for step, each in enumerate(logits)]
 
     def guesses(self, sequences: Sequence[Sequenced], num_ranks: int) -> list[torch.Tensor]:
-        return [self._vocabulary.ids[each.topk(num_ranks, dim=-1).indices] for each in self._all_logits(sequences)]
+        logits = self._all_logits(sequences, places_of(sequences), self._num_steps)
+        return [self._vocabulary.ids[each.topk(num_ranks, dim=-1).indices] for each in logits]
 
     def tensors(self) -> dict[str, torch.Tensor]:
         return {**self.state_dict(), "d2t": self._vocabulary.offsets, "t2d": self._vocabulary.mask}
@@ -113,20 +115,19 @@ class Eagle3Network(TrainableHead):
             },
         }
 
-    def _all_logits(self, sequences: Sequence[Sequenced]) -> list[torch.Tensor]:
-        """Per step [R, D], at the places of `answers_of`."""
-        answers = answers_of(sequences)
+    def _all_logits(self, sequences: Sequence[Sequenced], places: Places, num_steps: int) -> list[torch.Tensor]:
+        """Per step [R, D]."""
         lengths = [len(sequence.token_ids) for sequence in sequences]
         tokens = torch.cat([sequence.token_ids for sequence in sequences])  # [T]
         embedded = self._target.embedding[tokens]  # [T, H]
         joined = torch.cat([torch.cat([s.states[layer] for layer in self._aux], dim=-1) for s in sequences])  # [T, 3H]
-        first = Entries(lengths, [sequence.num_prompt_tokens - 1 for sequence in sequences], answers.rows, 0)
+        first = Entries(lengths, places.starts, places.rows, 0)
         # The entry of a conversation's last token has no next one; no place sees it.
         state, seen = self._layer(self.fc(joined.float()).float(), embedded.roll(-1, dims=0), first, [])
         logits = [self.lm_head(self.norm(state))]  # of state [R, H]
         memory: list[KeysAndValues] = [seen]
-        for step in range(1, self._num_steps):
-            next_rows, _ = answers.ahead(step + 1)
+        for step in range(1, num_steps):
+            next_rows, _ = places.ahead(step + 1)
             state, seen = self._layer(state, embedded[next_rows], first.behind(step), memory)
             logits.append(self.lm_head(self.norm(state)))
             memory.append(seen)

@@ -80,7 +80,7 @@ Trained with `{record.command}`.
 
 The target wrote all of it: questions, from the first words of seeds that tokenloom brings, documents that some of the
 questions are about, and answers to them in its chat template up to their end-of-sequence token. It learns the target's
-own distribution at each token of an answer.
+own distribution at each token.
 
 | what | value |
 |---|---|

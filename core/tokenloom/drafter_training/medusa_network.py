@@ -19,7 +19,7 @@ from tokenloom.drafter_training.corpus import Sequenced
 from tokenloom.drafter_training.distillation import Distillation
 from tokenloom.drafter_training.draft_vocabulary import DraftVocabulary
 from tokenloom.drafter_training.target import Target
-from tokenloom.drafter_training.trainable_head import Answers, TrainableHead, answers_of
+from tokenloom.drafter_training.trainable_head import Lesson, Places, TrainableHead, places_of
 from tokenloom.models.causal_lm import FINAL_STATE
 
 __all__ = ["MedusaNetwork"]
@@ -51,12 +51,14 @@ class MedusaNetwork(TrainableHead):
     def num_drafts(self) -> int:
         return len(self.blocks)
 
-    def losses(self, sequences: Sequence[Sequenced]) -> list[torch.Tensor]:
-        answers, told = answers_of(sequences), Distillation(sequences, self._vocabulary, self._rows)
-        return [told.loss(logits, answers, draft) for draft, logits in enumerate(self._all_logits(sequences, answers))]
+    def losses(self, sequences: Sequence[Sequenced], lesson: Lesson) -> list[torch.Tensor]:
+        places = places_of(sequences, lesson.prompt_weight)
+        told = Distillation(sequences, places, self._vocabulary, self._target)
+        logits = self._all_logits(sequences, places, lesson.num_drafts)
+        return [told.loss(each, draft) for draft, each in enumerate(logits)]
 
     def guesses(self, sequences: Sequence[Sequenced], num_ranks: int) -> list[torch.Tensor]:
-        logits = self._all_logits(sequences, answers_of(sequences))
+        logits = self._all_logits(sequences, places_of(sequences), self.num_drafts)
         return [self._vocabulary.ids[each.topk(num_ranks, dim=-1).indices] for each in logits]
 
     def tensors(self) -> dict[str, torch.Tensor]:
@@ -79,10 +81,10 @@ class MedusaNetwork(TrainableHead):
             "medusa_head_accuracies": [[round(share, 4) for share in shares] for shares in accuracies],
         }
 
-    def _all_logits(self, sequences: Sequence[Sequenced], answers: Answers) -> list[torch.Tensor]:
-        """Per head [R, D]."""
-        states = torch.cat([sequence.states[FINAL_STATE] for sequence in sequences])[answers.rows]  # [R, H]
-        return [functional.linear(block(states.float()), self._rows) for block in self.blocks]
+    def _all_logits(self, sequences: Sequence[Sequenced], places: Places, count: int) -> list[torch.Tensor]:
+        """Of the first `count` heads, [R, D] each."""
+        states = torch.cat([sequence.states[FINAL_STATE] for sequence in sequences])[places.rows]  # [R, H]
+        return [functional.linear(block(states.float()), self._rows) for block in self.blocks[:count]]
 
 
 @final

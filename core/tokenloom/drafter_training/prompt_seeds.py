@@ -28,9 +28,21 @@ _TOPIC_TEXT = """
     the electron; a charity run; trade between countries; kites; memory; an election; a spaceship crew; cheese;
     the Industrial Revolution; a police report; yoga; penguins; a hotel; probability; a letter from the past; forests;
     batteries; a dragon; women in science; a flood; social media; a market in Morocco; the immune system; a magician;
-    small companies; a thunderstorm; poetry; black holes; a school bus; healthy food; Japanese gardens; a pirate
+    small companies; a thunderstorm; poetry; black holes; a school bus; healthy food; Japanese gardens; a pirate;
+    a bank robbery; a transfer of a striker; a new phone; a missing child; a plane that had to turn back; a tennis
+    final; an actor's divorce; a hospital that closes; a minister who resigns; a wildfire; a rescue at sea; a boxing
+    match; rising rents; a stolen painting; a trial for fraud; a shark; a cyclist; a peace treaty; a lottery winner;
+    an outbreak of measles; a school play; a police officer; a merger of two airlines; a new vaccine; a cathedral;
+    opera; a television series; the Olympic Games; a king's coronation; baseball; the national anthem; a constitution;
+    hip hop; the periodic table; a capital city; a hurricane; a comic book hero; a novel of the nineteenth century; a
+    treaty
 """
-_TOPICS = tuple(topic.strip() for topic in _TOPIC_TEXT.split(";"))
+_TOPICS = tuple(" ".join(topic.split()) for topic in _TOPIC_TEXT.split(";"))
+_PLACE_TEXT = """
+    Berlin; Texas; Manchester; Nairobi; Sydney; Mumbai; Toronto; a village in Wales; Tokyo; Naples; Chicago; Brazil;
+    Cairo; Warsaw; California; a small town in Ohio; Seoul; Scotland; Florida; Istanbul; Paris; Lagos; Mexico
+"""
+_PLACES = tuple(place.strip() for place in _PLACE_TEXT.split(";"))
 
 _QUESTIONS: dict[str, tuple[str, ...]] = {
     "writing": (
@@ -40,7 +52,34 @@ _QUESTIONS: dict[str, tuple[str, ...]] = {
         "Write a blog post about {topic}. It should",
         "Draft a speech on {topic}",
         "Write a product description for",
+        "Write a diary entry of somebody in {place} who",
+        "Write a persuasive letter about {topic} to",
+        "Write the opening of a novel that is set in {place}",
+    ),
+    "rewriting": (
         "Rewrite the following paragraph about {topic} in a formal tone:",
+        "Correct the grammar of this text:",
+        "Make this email more polite:",
+        "Explain this to a child of ten: {topic}",
+        "Shorten the following text about {topic}:",
+        "Say it in other words: The",
+    ),
+    "lists": (
+        "List ten facts about {topic}",
+        "Name the steps to",
+        "Make a plan for three days in {place}",
+        "Write a table with columns for",
+        "What are the advantages and disadvantages of",
+        "Write an outline of an essay about {topic}",
+    ),
+    "summary": (
+        "Summarize: {place} -",
+        "Summarize: The",
+        "Summarize: A",
+        "Summarize: (News) -",
+        "Summarize: It was",
+        "Summarize the following article: By",
+        "TL;DR of this text: In {place},",
     ),
     "roleplay": (
         "You are an expert on {topic}. A visitor asks you",
@@ -48,14 +87,20 @@ _QUESTIONS: dict[str, tuple[str, ...]] = {
         "Pretend to be a teacher who explains {topic} to",
         "Act as a travel guide. I",
         "Play the role of",
+        "You are a doctor in {place}. A patient",
+        "You are a famous painter from {place} and",
+        "Suppose that you are {topic}. Describe",
     ),
     "reasoning": (
         "If all",
         "Three friends talk about {topic}.",
-        "Which word does not belong with the others:",
+        "Which of these does not fit:",
         "A man is looking at",
         "Is it possible that",
         "Here is a riddle about {topic}:",
+        "Peter is older than",
+        "The owner of a house in {place} says that",
+        "Read the following statements and say which one is",
     ),
     "math": (
         "Solve for x:",
@@ -64,6 +109,10 @@ _QUESTIONS: dict[str, tuple[str, ...]] = {
         "How many ways are there to",
         "What is the remainder when",
         "A box contains",
+        "Prove that",
+        "A circle has",
+        "Simplify the expression",
+        "What is the probability that",
     ),
     "word_problem": (
         "Anna has",
@@ -75,6 +124,14 @@ _QUESTIONS: dict[str, tuple[str, ...]] = {
         "A recipe for {topic} needs",
         "Mr. Hill buys",
         "Every week, Ben",
+        "Step by step: If a worker",
+        "James buys",
+        "A farmer in {place} has",
+        "John is twice as old as",
+        "The price of a ticket",
+        "In a class of",
+        "Maria bakes",
+        "It takes Lisa",
     ),
     "coding": (
         "Write a Python function that",
@@ -84,6 +141,10 @@ _QUESTIONS: dict[str, tuple[str, ...]] = {
         "Write an SQL query that",
         "Explain how to use",
         "Write a HTML page about {topic}",
+        "Find the error in this program:\n\n```python\ndef",
+        "Write a program that reads",
+        "Given an array of integers,",
+        "Write a regular expression that",
     ),
     "extraction": (
         "Extract the names and dates from this text about {topic}:",
@@ -109,13 +170,12 @@ _QUESTIONS: dict[str, tuple[str, ...]] = {
         "What are the arguments for and against",
     ),
     "translation": (
-        "Translate this German sentence into English: Die",
-        "Translate this German sentence into English: Der",
-        "Translate this German sentence into English: In",
-        "Translate from German to English: Es",
-        "Translate from German to English: Wir",
-        "What does this German sentence mean in English? Das",
+        "Translate this German sentence into English: {german}",
+        "Translate German into English: {german}",
+        "Translate from German to English: {german}",
+        "What does this German sentence mean in English? {german}",
         "Translate into French: The",
+        "Translate into German: The",
     ),
     "trivia": (
         "Who was the first",
@@ -130,6 +190,17 @@ _QUESTIONS: dict[str, tuple[str, ...]] = {
         "Who plays",
         "Which country",
         "What year",
+        "who plays",
+        "when did the",
+        "where was",
+        "what is the",
+        "who won the",
+        "how many",
+        "what does",
+        "where do",
+        "who is the",
+        "In which",
+        "{topic}: who",
     ),
     "conversation": (
         "Hi, I",
@@ -137,27 +208,40 @@ _QUESTIONS: dict[str, tuple[str, ...]] = {
         "I want to learn about {topic}.",
         "Give me five ideas for",
         "Tell",
+        "My friend in {place}",
+        "Should I",
+        "How can I",
+        "I have a problem with {topic}.",
     ),
 }
+
+_GERMAN_TEXT = "Die Der Das Ein Eine In Es Wir Ich Sie Er Im Am Bei Nach Mit Auch Für Auf Heute Wenn Als Zwei"
+_GERMAN = tuple(_GERMAN_TEXT.split(" "))
 
 _DOCUMENTS: tuple[str, ...] = (
     "Write a long newspaper report about {topic}, with names, places and quotes.",
     "Write a detailed encyclopedia article about {topic}.",
-    "Write a news story that happened last week and has to do with {topic}.",
+    "Write a news story that happened last week in {place} and has to do with {topic}.",
+    "Write a newspaper article of many paragraphs. It begins: {place} -- ",
+    "Write the report of a match, a trial or an accident in {place}, in the style of a newspaper.",
+    "Write the biography of somebody from {place} who is known for {topic}.",
     "Write several paragraphs on the history of {topic}.",
     "Write a magazine interview about {topic}.",
 )
 
 DOCUMENT_TASKS: tuple[str, ...] = (
+    "Summarize: {document}",
     "Summarize this text:\n\n{document}",
     "Give a short summary of the following article.\n\n{document}",
     "{document}\n\nSummarize the text above in a few sentences.",
-    "Read the passages and answer the question.\n\n{document}\n\nQuestion: {question}",
-    "{document}\n\nUsing only this text, answer: {question}",
+    "Read the passages and answer the question.\n\n{passages}\n\nQuestion: {question}",
+    "{passages}\n\nUsing only these texts, answer: {question}",
     "Use these facts to answer the question: {question}\n\n{document}",
     "What are the key points of this article?\n\n{document}",
+    "Who and what is named in this text?\n\n{document}",
 )
-"""What is asked about a document; {question} is one that the target wrote about its topic."""
+"""What is asked about a document; {question} is one that the target wrote about its topic, {passages} the document
+among others."""
 
 
 @final
@@ -177,7 +261,7 @@ class _Deck:
 def question_seeds(count: int, rng: random.Random) -> list[str]:
     """The first words of `count` questions, the kinds in equal shares."""
     deck, kinds = _Deck(rng, []), list(_QUESTIONS)
-    return [rng.choice(_QUESTIONS[kinds[number % len(kinds)]]).format(topic=deck.draw()) for number in range(count)]
+    return [_filled(rng.choice(_QUESTIONS[kinds[number % len(kinds)]]), deck.draw(), rng) for number in range(count)]
 
 
 def document_requests(count: int, rng: random.Random) -> list[tuple[str, str]]:
@@ -185,6 +269,10 @@ def document_requests(count: int, rng: random.Random) -> list[tuple[str, str]]:
     deck, starts = _Deck(rng, []), ("What", "Who", "Why", "When", "How")
     topics = [deck.draw() for _ in range(count)]
     return [
-        (rng.choice(_DOCUMENTS).format(topic=topic), f"About {topic}: {starts[number % len(starts)]}")
+        (_filled(rng.choice(_DOCUMENTS), topic, rng), f"About {topic}: {starts[number % len(starts)]}")
         for number, topic in enumerate(topics)
     ]
+
+
+def _filled(template: str, topic: str, rng: random.Random) -> str:
+    return template.format(topic=topic, place=rng.choice(_PLACES), german=rng.choice(_GERMAN))

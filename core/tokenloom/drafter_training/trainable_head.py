@@ -11,24 +11,43 @@ import torch
 
 from tokenloom.drafter_training.corpus import Sequenced
 
-__all__ = ["Answers", "TrainableHead", "answers_of"]
+__all__ = ["Lesson", "Places", "TrainableHead", "places_of"]
 
 
 @final
 @dataclass(frozen=True, slots=True)
-class Answers:
-    """The places of some conversations where a head is trained: R of them, all in answers.
+class Lesson:
+    """What one step of training teaches.
+
+    Attributes:
+        num_drafts: how many drafts in a row, at most those of the head.
+        prompt_weight: how much a place in a prompt counts, where one in an answer counts 1; 0 leaves them out.
+    """
+
+    num_drafts: int
+    prompt_weight: float
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Places:
+    """The places of some conversations where a head is trained or judged: R of them.
 
     A place is the last verified position t: the target has said token t + 1, drafts are for t + 2, t + 3, ...
     Counted over all conversations behind one another, T tokens in all.
 
     Attributes:
+        starts: per conversation where its places begin, counted from its own beginning; they end with its last token
+            but two.
         rows: int64 [R], each place.
         ends: int64 [R], the end of the conversation that each is in.
+        weights: float32 [R], how much each counts.
     """
 
+    starts: tuple[int, ...]
     rows: torch.Tensor
     ends: torch.Tensor
+    weights: torch.Tensor
 
     def ahead(self, distance: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Rows that lie `distance` behind the places, int64 [R], and which of them exist, bool [R]; others are 0."""
@@ -37,16 +56,19 @@ class Answers:
         return torch.where(exists, rows, 0), exists
 
 
-def answers_of(sequences: Sequence[Sequenced]) -> Answers:
-    """All places of these conversations: from the prompt's last token to the last but two."""
-    rows, ends, start = [], [], 0
+def places_of(sequences: Sequence[Sequenced], prompt_weight: float = 0.0) -> Places:
+    """All places of these conversations, from the prompt's last token on, or, if prompts count, from the first one."""
+    starts, rows, ends, weights, begin = [], [], [], [], 0
     for sequence in sequences:
-        end = start + len(sequence.token_ids)
-        own = torch.arange(start + sequence.num_prompt_tokens - 1, end - 2, device=sequence.token_ids.device)
-        rows.append(own)
-        ends.append(torch.full_like(own, end))
-        start = end
-    return Answers(torch.cat(rows), torch.cat(ends))
+        length, device = len(sequence.token_ids), sequence.token_ids.device
+        first_of_answer = sequence.num_prompt_tokens - 1
+        starts.append(0 if prompt_weight else first_of_answer)
+        own = torch.arange(starts[-1], length - 2, device=device)
+        rows.append(begin + own)
+        ends.append(torch.full_like(own, begin + length))
+        weights.append(torch.where(own < first_of_answer, prompt_weight, 1.0))
+        begin += length
+    return Places(tuple(starts), torch.cat(rows), torch.cat(ends), torch.cat(weights))
 
 
 class TrainableHead(torch.nn.Module, ABC):
@@ -63,12 +85,12 @@ class TrainableHead(torch.nn.Module, ABC):
         """How many drafts in a row it is trained and judged for."""
 
     @abstractmethod
-    def losses(self, sequences: Sequence[Sequenced]) -> list[torch.Tensor]:
-        """Per draft, the mean cross entropy with what the target would have said, each a scalar."""
+    def losses(self, sequences: Sequence[Sequenced], lesson: Lesson) -> list[torch.Tensor]:
+        """Per draft of the lesson, the mean cross entropy with what the target would have said, each a scalar."""
 
     @abstractmethod
     def guesses(self, sequences: Sequence[Sequenced], num_ranks: int) -> list[torch.Tensor]:
-        """Per draft, the tokens that it finds most likely at each place of `answers_of`, best first: int64 [R, ranks].
+        """Per draft, the tokens that it finds most likely at each place of `places_of`, best first: int64 [R, ranks].
 
         Each draft hears the right ones before it.
         """

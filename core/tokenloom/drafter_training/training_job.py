@@ -19,6 +19,7 @@ from tokenloom.drafter_training.corpus_maker import CorpusPlan, make_corpus
 from tokenloom.drafter_training.draft_vocabulary import DraftVocabulary
 from tokenloom.drafter_training.eagle3_network import Eagle3Network
 from tokenloom.drafter_training.head_files import HeadRecord, write_head
+from tokenloom.drafter_training.head_start import HeadStart, read_head_start
 from tokenloom.drafter_training.medusa_network import MedusaNetwork
 from tokenloom.drafter_training.target import Target, aux_layers, read_target
 from tokenloom.drafter_training.trainable_head import TrainableHead
@@ -50,6 +51,7 @@ class TrainingJob:
         draft_vocab_size: tokens that it can draft.
         training: how to train.
         command: for the head's card.
+        init: folder of a head of the same kind and target, to begin with; None begins anew.
     """
 
     kind: HeadKind
@@ -62,6 +64,7 @@ class TrainingJob:
     draft_vocab_size: int
     training: TrainingPlan
     command: str
+    init: Path | None = None
 
 
 def run_training(
@@ -81,18 +84,19 @@ def run_training(
         report: told after each step of training.
 
     Raises:
-        ConfigError: `job.data` or the checkpoint in `job.output` belong to another recipe or head.
+        ConfigError: `job.data`, the checkpoint in `job.output` or `job.init` belong to another recipe or head.
         ModelError: the target cannot be read, or has too few layers.
     """
     settings = config.engine.model
     path = resolve_model(settings.source, revision=settings.revision)
     target = read_target(path, choose_device(settings))
     layers = (*aux_layers(target.config.num_layers), FINAL_STATE)
+    start = None if job.init is None else read_head_start(job.init, job.kind, target.fingerprint)
     plan = CorpusPlan(target.fingerprint, layers, job.num_conversations, job.conversations)
     make_corpus(config, job.data, plan, progress)
     corpus = Corpus(job.data, max_tokens=job.max_tokens)
     job.output.mkdir(parents=True, exist_ok=True)
-    head = _build(job, target, corpus)
+    head = _build(job, target, corpus, start)
     end = train(head, corpus, job.training, job.output / _CHECKPOINT, clock, report)
     acceptance = measure_acceptance(head, target, corpus, lambda done, total: progress("judging", done, total))
     record = HeadRecord(job.kind, target.name, target.fingerprint, job.command, _facts(job, corpus, end))
@@ -100,14 +104,18 @@ def run_training(
     return acceptance
 
 
-def _build(job: TrainingJob, target: Target, corpus: Corpus) -> TrainableHead:
-    vocabulary = DraftVocabulary(_draft_ids(job, target, corpus).to(target.head.device), target.config.vocab_size)
+def _build(job: TrainingJob, target: Target, corpus: Corpus, start: HeadStart | None) -> TrainableHead:
+    ids = _draft_ids(job, target, corpus, start)
+    vocabulary = DraftVocabulary(ids.to(target.head.device), target.config.vocab_size)
     torch.manual_seed(job.training.seed)
     network = Eagle3Network if job.kind == "eagle3" else MedusaNetwork
-    return network(target, vocabulary, job.num_drafts).to(target.head.device)
+    head: TrainableHead = network(target, vocabulary, job.num_drafts)
+    if start is not None:
+        start.apply(head)
+    return head.to(target.head.device)
 
 
-def _draft_ids(job: TrainingJob, target: Target, corpus: Corpus) -> torch.Tensor:
+def _draft_ids(job: TrainingJob, target: Target, corpus: Corpus, start: HeadStart | None) -> torch.Tensor:
     """Chosen once for each head: its weights mean nothing with other ones, though the corpus may have grown."""
     path, key = job.output / _VOCABULARY, "ids"
     vocab_size = target.config.vocab_size
@@ -120,8 +128,13 @@ def _draft_ids(job: TrainingJob, target: Target, corpus: Corpus) -> torch.Tensor
                 "tokens; keep that number, or choose another output="
             )
         return ids
+    if start is not None and len(start.draft_ids) != wanted:
+        raise ConfigError(
+            f"draft_vocab_size={job.draft_vocab_size}: the head in init={start.folder} drafts {len(start.draft_ids)} "
+            "tokens; choose that number"
+        )
     answers = (corpus.answer(index) for index in corpus.training)
-    ids = DraftVocabulary.most_frequent(answers, wanted, vocab_size).ids
+    ids = DraftVocabulary.most_frequent(answers, wanted, vocab_size).ids if start is None else start.draft_ids
     write_tensors(path, {key: ids})
     return ids
 
@@ -138,6 +151,10 @@ def _facts(job: TrainingJob, corpus: Corpus, end: Progress) -> Sequence[tuple[st
         (
             "steps",
             f"{end.step} of {plan.batch_tokens} tokens; {plan.epochs * end.step / end.num_steps:.1f} epochs",
+        ),
+        (
+            "counted",
+            f"a token of a prompt {plan.prompt_weight:g}, of an answer 1; all drafts after {plan.growth:.0%} of it",
         ),
         ("learning rate", f"AdamW, {plan.learning_rate:g}, warmed up, held, falling in the last 30%"),
         ("time", f"{end.elapsed_s / 60:.0f} minutes; products in {plan.precision}; threads: {torch.get_num_threads()}"),

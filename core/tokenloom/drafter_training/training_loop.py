@@ -15,7 +15,7 @@ import torch
 
 from tokenloom.clock import Clock
 from tokenloom.drafter_training.corpus import Corpus
-from tokenloom.drafter_training.trainable_head import TrainableHead
+from tokenloom.drafter_training.trainable_head import Lesson, TrainableHead
 from tokenloom.errors import ConfigError
 
 __all__ = ["Progress", "TrainingPlan", "train"]
@@ -37,6 +37,8 @@ class TrainingPlan:
         learning_rate: the highest.
         precision: of matrix products; weights and their updates are float32.
         seed: of the order.
+        prompt_weight: how much a token of a prompt counts, where one of an answer counts 1.
+        growth: share of the run by whose end all drafts are trained; it begins with the first one only.
         save_every: steps between checkpoints.
     """
 
@@ -46,6 +48,8 @@ class TrainingPlan:
     learning_rate: float
     precision: Literal["bfloat16", "float32"]
     seed: int
+    prompt_weight: float = 0.5
+    growth: float = 0.6
     save_every: int = 50
 
 
@@ -88,7 +92,8 @@ def train(
         share = run.share_done(clock.now() - start_s)
         if share >= 1.0:
             break
-        losses = run.take_step(batch, _rate(share) * plan.learning_rate)
+        lesson = Lesson(_num_drafts(share, plan.growth, head.num_drafts), plan.prompt_weight)
+        losses = run.take_step(batch, lesson, _rate(share) * plan.learning_rate)
         last = Progress(run.step, run.num_steps, clock.now() - start_s, losses)
         if run.step % plan.save_every == 0:
             run.save(last.elapsed_s)
@@ -105,6 +110,11 @@ def _rate(share: float) -> float:
     return _LAST_RATE + (1.0 - _LAST_RATE) * falling
 
 
+def _num_drafts(share: float, growth: float, most: int) -> int:
+    """Drafts that are trained when this share of the run is done: later ones need a first one that is right."""
+    return most if share >= growth else 1 + int((most - 1) * share / growth)
+
+
 @final
 class _Run:
     """One run: where it stands, and how it takes a step."""
@@ -112,7 +122,9 @@ class _Run:
     def __init__(self, head: TrainableHead, corpus: Corpus, plan: TrainingPlan, checkpoint: Path) -> None:
         self._head, self._corpus, self._plan, self._checkpoint = head, corpus, plan, checkpoint
         self._device = next(head.parameters()).device
-        self._optimizer = torch.optim.AdamW(head.parameters(), lr=plan.learning_rate, betas=_BETAS, weight_decay=0.0)
+        self._optimizer = torch.optim.AdamW(
+            head.parameters(), lr=plan.learning_rate, betas=_BETAS, weight_decay=0.0, fused=True
+        )
         self._epochs = [_batches(corpus, plan, epoch) for epoch in range(plan.epochs)]
         self.step, self.elapsed_s = 0, 0.0
         if checkpoint.exists():
@@ -133,13 +145,13 @@ class _Run:
         by_time = 0.0 if self._plan.minutes is None else elapsed_s / (60.0 * self._plan.minutes)
         return max(by_time, self.step / self.num_steps)
 
-    def take_step(self, batch: Sequence[int], learning_rate: float) -> tuple[float, ...]:
+    def take_step(self, batch: Sequence[int], lesson: Lesson, learning_rate: float) -> tuple[float, ...]:
         """One update; returns the loss of each draft before it."""
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate
         sequences = [self._corpus.load(index, self._head.state_layers, self._device) for index in batch]
         with torch.autocast(self._device.type, torch.bfloat16, enabled=self._plan.precision == "bfloat16"):
-            losses = self._head.losses(sequences)
+            losses = self._head.losses(sequences, lesson)
         weights = [_STEP_WEIGHT**draft for draft in range(len(losses))]
         total = torch.stack([weight * loss for weight, loss in zip(weights, losses, strict=True)]).sum()
         self._optimizer.zero_grad(set_to_none=True)

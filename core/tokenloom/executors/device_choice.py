@@ -22,6 +22,7 @@ __all__ = [
     "choose_max_model_len",
     "choose_num_threads",
     "choose_ops",
+    "describe_threads",
 ]
 
 _CGROUP = Path("/sys/fs/cgroup")
@@ -107,6 +108,12 @@ def choose_num_threads(num_threads: int | None) -> int:
         return min(most, max(1, int(os.environ["OMP_NUM_THREADS"])))
     usable = len(psutil.Process().cpu_affinity() or [0]) if psutil.LINUX else psutil.cpu_count() or 1
     return max(1, usable * (psutil.cpu_count(logical=False) or 1) // most)
+
+
+def describe_threads() -> str:
+    """How many threads torch computes with here and, on Linux, where the process may run: "2 on CPUs 0, 1"."""
+    places = f" on CPUs {', '.join(map(str, psutil.Process().cpu_affinity() or []))}" if psutil.LINUX else ""
+    return f"{torch.get_num_threads()}{places}"
 
 
 def available_bytes(device: torch.device) -> int:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NoReturn, cast, final
 
 import torch
+from pydantic import ValidationError
 from safetensors import SafetensorError, safe_open
 
 from tokenloom.checkpoint.base import Checkpoint
@@ -53,17 +54,27 @@ def load_kv_scales(
 ) -> FixedKVScales:
     """The scales that the attention plugin's settings name; see `read_kv_scales`. Says it if the checkpoint's own are
     left unused."""
-    source = cast(AttentionConfig, attention.config).fixed_kv_scales()
+    config = cast(AttentionConfig, attention.config)
+    source = config.fixed_kv_scales()
     if source is not None:
         return FixedKVScales(read_kv_scales(source, checkpoint, [layer.layer_index for layer in layers], device))
     if not any(map(is_kv_scale, checkpoint.tensor_names())):
         return FixedKVScales()
-    remark = (
-        "leaves the checkpoint's scales of keys and values unused; attention.kv_dtype="
-        f"{_form_of_checkpoint(checkpoint)} attention.kv_scales=checkpoint takes them"
-    )
+    form = _form_of_checkpoint(checkpoint)
+    words = f"attention.kv_dtype={form} attention.kv_scales={_FROM_CHECKPOINT}"
+    remedy = f"{words} takes them" if _can_take(config, form) else f"it has no {words}, which would take them"
+    remark = f"leaves the checkpoint's scales of keys and values unused; {remedy}"
     print(f"tokenloom: attention={attention.name} {remark}", file=sys.stderr, flush=True)
     return FixedKVScales(remarks=(remark,))
+
+
+def _can_take(config: AttentionConfig, form: KVForm) -> bool:
+    """Whether the plugin has the settings that take a checkpoint's scales of this form."""
+    try:
+        type(config).model_validate({"kv_dtype": form, "kv_scales": _FROM_CHECKPOINT})
+    except ValidationError:
+        return False
+    return True
 
 
 def read_kv_scales(

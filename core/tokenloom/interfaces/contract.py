@@ -81,7 +81,8 @@ class Capabilities:
         flags: named abilities, e.g. "sliding_window", "soft_cap", "sinks", "tree_mask", "prefix_cache", "async_launch".
             A flag that is absent means the plugin cannot do it; "deterministic@cpu" means that it can on that type of
             device only. "whole_scores" says of attention that it holds all of a request's scores in memory, which
-            experiments count.
+            experiments count. "own_files" says that it only reads files of its own format, so that nobody is advised to
+            take it instead of another one.
         needs: flags that *other* plugins must have, as {kind: (flag, ...)}.
         requires: modules that must be importable for the plugin to run.
     """

@@ -23,20 +23,19 @@ class Rotation:
 
 @final
 class RotaryCache:
-    """Tables of max_positions rows; about max_positions * R * 4 bytes."""
+    """Tables of max_positions rows, in `dtype` and laid out as they are used: a step only picks rows."""
 
-    def __init__(self, rope: RopeConfig, max_positions: int, device: torch.device) -> None:
+    def __init__(self, rope: RopeConfig, max_positions: int, device: torch.device, dtype: torch.dtype) -> None:
         inv_freq = rope.inv_freq()  # [R / 2]
         positions = torch.arange(max_positions, dtype=torch.float32)
         angles = torch.outer(positions, inv_freq)  # [max_positions, R / 2]
-        self._cos = (angles.cos() * rope.amplitude).to(device)
-        self._sin = (angles.sin() * rope.amplitude).to(device)
+        cos, sin = ((table * rope.amplitude).to(dtype) for table in (angles.cos(), angles.sin()))
+        self._cos = torch.cat((cos, cos), -1).unsqueeze(1).to(device)  # [max_positions, 1, R]
+        self._signed_sin = torch.cat((-sin, sin), -1).unsqueeze(1).to(device)
 
-    def lookup(self, positions: torch.Tensor, dtype: torch.dtype) -> Rotation:
-        """The rotation of tokens at `positions` (int64 [T], below max_positions), rounded once to `dtype`."""
-        cos = self._cos[positions].to(dtype)  # [T, R / 2]
-        sin = self._sin[positions].to(dtype)
-        return Rotation(torch.cat((cos, cos), -1).unsqueeze(1), torch.cat((-sin, sin), -1).unsqueeze(1))
+    def lookup(self, positions: torch.Tensor) -> Rotation:
+        """The rotation of tokens at `positions` (int64 [T], below max_positions), rounded once to the dtype."""
+        return Rotation(self._cos[positions], self._signed_sin[positions])
 
 
 @final
@@ -55,11 +54,10 @@ class RotationTables:
     ) -> None:
         distinct = dict.fromkeys(rope.for_length(max_len) for rope in ropes if rope is not None)
         numbers = {rope: number for number, rope in enumerate(distinct)}
-        self._caches = tuple(RotaryCache(rope, max_len, device) for rope in distinct)
+        self._caches = tuple(RotaryCache(rope, max_len, device, dtype) for rope in distinct)
         self._number_of_layer = tuple(None if rope is None else numbers[rope.for_length(max_len)] for rope in ropes)
-        self._dtype = dtype
 
     def lookup(self, positions: torch.Tensor) -> tuple[Rotation | None, ...]:
         """The rotation of each layer for tokens at `positions` (int64 [T]); equal ropes share one object."""
-        rotations = tuple(cache.lookup(positions, self._dtype) for cache in self._caches)
+        rotations = tuple(cache.lookup(positions) for cache in self._caches)
         return tuple(None if number is None else rotations[number] for number in self._number_of_layer)

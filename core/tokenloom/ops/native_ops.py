@@ -19,7 +19,7 @@ from tokenloom.ops.packed_linear import GatedAct, PackedLinear
 from tokenloom.ops.weight_memory import WeightMemory
 from tokenloom.sampling.row_max import RowMax
 
-__all__ = ["NativeLinear", "native_module", "native_row_max"]
+__all__ = ["NativeLinear", "native_module", "native_rank", "native_row_max"]
 
 _CSRC = Path(__file__).parent / "native" / "csrc"
 _PANEL = 32  # kPanel of linear.h: output features side by side
@@ -35,13 +35,14 @@ def native_module() -> ModuleType:
     """
     return load_extension(
         "tokenloom_ops",
-        sources=[_CSRC / "binding.cpp"],
+        sources=[_CSRC / "binding.cpp", _CSRC / "ranking.cpp"],
         kernels=[
             _CSRC / "linear.cpp",
             _CSRC / "linear_amx.cpp",
             _CSRC / "linear_gated.cpp",
             _CSRC / "pointwise.cpp",
             _CSRC / "row_max.cpp",
+            _CSRC / "smallest_sizes.cpp",
         ],
         include_dirs=[_CSRC],
         instead="engine.operations=torch",
@@ -51,6 +52,12 @@ def native_module() -> ModuleType:
 def native_row_max(scores: torch.Tensor) -> RowMax:
     """`sampling.row_max.row_max` in one pass on all threads: fp32 [R, V] -> values and indices [R]."""
     return RowMax(*native_module().row_max(scores.contiguous()))
+
+
+def native_rank(scores: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """`sampling.filtering.rank_tokens` without a key for every token: fp32 [S, V] -> ids and scores [S, width]."""
+    ids, ranked = native_module().rank(scores.contiguous(), width)
+    return ids, ranked
 
 
 @final

@@ -60,25 +60,29 @@ def calibration_text(path: Path | None) -> CalibrationText:
 def calibration_sequences(
     text: CalibrationText, tokenizer: Tokenizer, num_sequences: int, num_tokens: int, seed: int
 ) -> list[list[int]]:
-    """Token ids of equally long parts of a text.
+    """Token ids of equally long parts of a text, each begun as a prompt is: by BOS where the model has one.
 
     Args:
         text: its pieces are put behind each other in an order that `seed` decides.
         tokenizer: of the model.
         num_sequences: how many parts.
-        num_tokens: tokens of each.
+        num_tokens: tokens of each, BOS counted.
         seed: also decides which parts of a long piece are taken.
 
     Returns:
         [num_sequences][num_tokens]
 
     Raises:
-        ConfigError: the text is too short; says how long it is.
+        ConfigError: the text is too short, and says how long it is; or parts are no longer than what begins them.
     """
+    prefix = list(tokenizer.prefix_ids)
+    length = num_tokens - len(prefix)  # of a part's text
+    if length < 1:
+        raise ConfigError(f"sample_tokens={num_tokens}: the model begins every text by {len(prefix)} tokens; take more")
     draw = random.Random(seed)
     pieces = list(text.pieces)
     draw.shuffle(pieces)
-    wanted, token_ids = num_sequences * num_tokens, list[int]()
+    wanted, token_ids = num_sequences * length, list[int]()
     for piece in pieces:
         token_ids += tokenizer.encode(piece + "\n\n", add_special_tokens=False, allow_special=False)
         if len(pieces) > 1 and len(token_ids) >= wanted:
@@ -88,9 +92,9 @@ def calibration_sequences(
             f"calibration: the text has {len(token_ids)} tokens, and num_samples={num_sequences} of "
             f"sample_tokens={num_tokens} need {wanted}; lower one of them, or name a longer file"
         )
-    starts = range(0, len(token_ids) - num_tokens + 1, num_tokens)
+    starts = range(0, len(token_ids) - length + 1, length)
     chosen: Sequence[int] = sorted(draw.sample(starts, num_sequences))
-    return [token_ids[start : start + num_tokens] for start in chosen]
+    return [prefix + token_ids[start : start + length] for start in chosen]
 
 
 def _docstrings() -> Iterator[str]:

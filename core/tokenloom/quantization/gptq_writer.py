@@ -1,4 +1,7 @@
-"""`format=gptq`: the layout of GPTQ, version 1, which stores zero points less one. Scales in float16.
+"""`format=gptq`: the layout of GPTQ. Scales in float16.
+
+Symmetric weights are written in version 1, which stores zero points less one and is read by every engine. With zero
+points of their own they are written in version 2, which stores them as they are: GPTQModel reads no others.
 
 Source: the layouts that GPTQModel publishes with its linear layers and `QuantizeConfig`.
 """
@@ -11,7 +14,7 @@ from typing import Any, final
 import torch
 
 from tokenloom.quantization.packed_words import packed_words
-from tokenloom.quantization.rounded_weight import RoundedWeight
+from tokenloom.quantization.rounded_weight import RoundedWeight, RoundingScheme
 from tokenloom.quantization.writer import CheckpointWriter, Making
 
 __all__ = ["GPTQWriter"]
@@ -25,7 +28,6 @@ class GPTQWriter(CheckpointWriter):
 
     name = "gptq"
     allowed_bits = (2, 3, 4, 8)
-    lowest_zero = 1  # 0 would be stored as -1, which readers take for different things
     is_symmetric_usually = True
     stores_order = True
     takes_short_groups = True
@@ -38,7 +40,7 @@ class GPTQWriter(CheckpointWriter):
         bits = weight.scheme.bits
         return {
             "qweight": packed_words(weight.codes, bits).T.contiguous(),
-            "qzeros": packed_words((weight.zero - 1).T.contiguous(), bits),
+            "qzeros": packed_words((weight.zero - _zero_offset(weight.scheme)).T.contiguous(), bits),
             "scales": weight.scale.T.contiguous(),
             "g_idx": weight.group_index.int(),
         }
@@ -55,7 +57,7 @@ class GPTQWriter(CheckpointWriter):
             "sym": scheme.is_symmetric,
             "true_sequential": True,
             "lm_head": False,
-            "checkpoint_format": "gptq",
+            "checkpoint_format": "gptq" if _zero_offset(scheme) else "gptq_v2",
             "pack_dtype": "int32",
             "meta": {"quantizer": [f"tokenloom:{making.version}"]},
         }
@@ -70,3 +72,8 @@ class GPTQWriter(CheckpointWriter):
         for what, size in (("input", num_columns), ("output", num_rows)):
             if size % multiple:
                 self.refuse_size(name, what, size, multiple)
+
+
+def _zero_offset(scheme: RoundingScheme) -> int:
+    """What the layout takes from zero points that it stores."""
+    return 1 if scheme.is_symmetric else 0

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import final
 
 import torch
@@ -130,7 +131,10 @@ class LayerRounding:
         if norm is not None:
             return norm_scale(self._norms[norm], self._config.norm_offset, self._stored_dtype)
         rows = producer_rows(self._config, place)
-        return rows.scale if rows is not None and self._linear(rows.place).spec.name in self._done.weights else None
+        producer = None if rows is None else self._done.weights.get(self._linear(rows.place).spec.name)
+        if rows is None or producer is None:
+            return None
+        return replace(rows.scale, settled=partial(producer.divisors, rows.start))
 
     def _hand_over(self, place: Place, scale: torch.Tensor) -> None:
         """Divides what stands before the layer; the text that was kept for the layer is divided as well."""

@@ -87,9 +87,10 @@ def quantize_checkpoint(
     check_source(checkpoint.path, target)
     check_target(target, is_replacing=is_replacing)
     check_quantizable(checkpoint)
-    run = _Run(checkpoint, target, plan.for_model(checkpoint), progress)
-    num_resumed = run.round_layers()
-    files = run.write(target, is_replacing=is_replacing)
+    run = _Run(checkpoint, plan.for_model(checkpoint), progress)
+    with WorkFolder.open(target, run.settings) as work:
+        num_resumed = run.round_layers(work)
+        files = run.write(target, work, is_replacing=is_replacing)
     return Made(files, tuple(run.reports), num_resumed)
 
 
@@ -97,7 +98,7 @@ def quantize_checkpoint(
 class _Run:
     """One run; reads what an earlier one left."""
 
-    def __init__(self, checkpoint: Checkpoint, target: Path, plan: QuantizePlan, progress: Progress) -> None:
+    def __init__(self, checkpoint: Checkpoint, plan: QuantizePlan, progress: Progress) -> None:
         self._checkpoint, self._plan, self._progress = checkpoint, plan, progress
         self._schemes = rounded_layers(checkpoint, plan)
         self._making: Making = making_of(checkpoint, plan, self._schemes)
@@ -109,35 +110,34 @@ class _Run:
         self._sequences: list[list[int]] = []
         if plan.method.needs_inputs:
             self._read_text()
-        self._settings = {"model": checkpoint.weights_digest, **described(plan), **self._data}
-        self._work = WorkFolder(target, self._settings)
+        self.settings = {"model": checkpoint.weights_digest, **described(plan), **self._data}
         self.reports: list[LayerReport] = []
 
-    def round_layers(self) -> int:
+    def round_layers(self, work: WorkFolder) -> int:
         """Rounds what is not rounded yet; returns how many layers were."""
         num_layers = self._checkpoint.config.num_layers
-        first, states = self._start()
+        first, states = self._start(work)
         for index in range(first, num_layers):
             self._progress(_ROUNDING, index, num_layers)
             runner = LayerRunner(self._checkpoint, index, self._running_dtype, states)
             done = self._round(runner, index)
             states = runner.states
-            self._work.finish_layer(index, self._layer_tensors(index, done, runner.linears), done.reports, states)
+            work.finish_layer(index, self._layer_tensors(index, done, runner.linears), done.reports, states)
         self._progress(_ROUNDING, num_layers, num_layers)
-        self.reports = self._work.reports(num_layers)
+        self.reports = work.reports(num_layers)
         return first
 
-    def write(self, target: Path, *, is_replacing: bool) -> tuple[Path, ...]:
+    def write(self, target: Path, work: WorkFolder, *, is_replacing: bool) -> tuple[Path, ...]:
         """Writes the folder beside `target`, which it becomes at the end."""
         try:
             with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as scratch:
                 folder = Path(scratch, "new")
                 folder.mkdir()
-                self._fill(folder)
+                self._fill(folder, work)
                 put_in_place(folder, target, Path(f"{scratch}-old"), is_replacing=is_replacing)
         except OSError as error:
             raise ModelError(f"cannot write {target}: {error}; finished layers are kept, run the same again") from error
-        self._work.remove()
+        work.remove()
         return tuple(sorted(target.iterdir()))
 
     def _read_text(self) -> None:
@@ -147,11 +147,11 @@ class _Run:
         self._data = {"calibration": text.name, "calibration_sha256": text.digest}
         self._sequences = calibration_sequences(text, tokenizer, plan.num_samples, plan.sample_tokens, plan.seed)
 
-    def _start(self) -> tuple[int, list[torch.Tensor]]:
+    def _start(self, work: WorkFolder) -> tuple[int, list[torch.Tensor]]:
         """(the first layer to round, the states before it)."""
         if not self._plan.method.needs_inputs:
-            return self._work.num_finished(), []
-        held = self._work.states()
+            return work.num_finished(), []
+        held = work.states()
         return (0, embedded(self._checkpoint, self._sequences, self._running_dtype)) if held is None else held
 
     def _round(self, runner: LayerRunner, index: int) -> RoundedLayer:
@@ -186,23 +186,23 @@ class _Run:
                 tensors[name] = plain.to(self._dtype, copy=True)
         return tensors
 
-    def _fill(self, folder: Path) -> None:
+    def _fill(self, folder: Path, work: WorkFolder) -> None:
         config = replace(self._checkpoint.config, dtype=str(self._dtype).removeprefix("torch."))
         write_settings(self._checkpoint, config, folder, self._plan.writer.settings(self._making))
-        sources = self._sources()
+        sources = self._sources(work)
         write_tensors(tuple(sources), lambda name: sources[name](), folder, self._plan.max_shard_bytes, self._progress)
-        card = model_card(self._checkpoint, self._plan, self._settings, self.reports)
+        card = model_card(self._checkpoint, self._plan, self.settings, self.reports)
         (folder / "README.md").write_text(card, encoding="utf-8")
         for file in folder.iterdir():  # safetensors makes files that only their owner may read
             shutil.copymode(folder / "config.json", file)
 
-    def _sources(self) -> Mapping[str, Callable[[], torch.Tensor]]:
+    def _sources(self, work: WorkFolder) -> Mapping[str, Callable[[], torch.Tensor]]:
         """Where each tensor comes from."""
         sources: dict[str, Callable[[], torch.Tensor]] = {}
         for name in self._checkpoint.tensor_names():
             if not name.startswith("model.layers."):
                 sources[name] = partial(self._checkpoint.load, name, self._dtype)
         for index in range(self._checkpoint.config.num_layers):
-            for name in self._work.tensor_names(index):
-                sources[name] = partial(self._work.load, index, name)
+            for name in work.tensor_names(index):
+                sources[name] = partial(work.load, index, name)
         return sources

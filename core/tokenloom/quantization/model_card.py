@@ -7,9 +7,9 @@ from typing import Any
 
 from tokenloom.checkpoint.base import Checkpoint
 from tokenloom.quantization.layer_rounding import LayerReport
-from tokenloom.quantization.plan import QuantizePlan, described
+from tokenloom.quantization.plan import QuantizePlan, blocks_before, described
 
-__all__ = ["model_card"]
+__all__ = ["evaluation_section", "model_card"]
 
 
 def model_card(
@@ -27,6 +27,7 @@ def model_card(
     parts = [
         f"# {name}, quantized\n",
         f"{plan.method.title}: {_grid(plan)}, in the format {plan.writer.name}.\n",
+        *_before(blocks_before(checkpoint)),
         "## Method\n",
         _table(("setting", "value"), ((key, str(value)) for key, value in described(plan).items())),
         "Embeddings, norms and the output head are not quantized.\n",
@@ -40,6 +41,41 @@ def model_card(
         '    tokenloom generate "The capital of France is" model=FOLDER quant=auto\n',
     ]
     return "\n".join(parts)
+
+
+def evaluation_section(result: Mapping[str, Any], text: str, text_sha256: str) -> str:
+    """What is put behind a card once the model was judged, in Markdown.
+
+    Args:
+        result: of `tokenloom.evaluation.Evaluation.run`, compared with the model that it was made from.
+        text, text_sha256: name and digest of the text.
+    """
+    found, before = result["tasks"]["perplexity"], result["reference"]["tasks"]["perplexity"]
+    rows = [
+        _figure("perplexity of the original", before, "perplexity", "{:.3f}"),
+        _figure("perplexity", found, "perplexity", "{:.3f}"),
+        _figure("perplexity / that of the original", found, "perplexity_ratio", "{:.4f}"),
+        _figure("same likeliest token", found, "top1_agreement", "{:.1%}"),
+        _figure("KL divergence, nats", found, "kl_mean", "{:.4f}"),
+    ]
+    table = _table(("figure", "value", f"{result['confidence']:.0%} interval"), rows)
+    windows = f"{found['num_windows']} windows, {found['num_tokens']} tokens"
+    return f"\n## Evaluation\n\nOn {windows} of: {text} (SHA-256 {text_sha256}).\n\n{table}"
+
+
+def _figure(label: str, figures: Mapping[str, Any], key: str, form: str) -> tuple[str, str, str]:
+    interval = figures[f"{key}_interval"]
+    ends = "" if interval is None else " to ".join(form.format(end) for end in interval)
+    return label, form.format(figures[key]), ends
+
+
+def _before(blocks: Sequence[str]) -> list[str]:
+    if not blocks:
+        return []
+    return [
+        f"The weights that it was made from were rounded before, to blocks of {', '.join(blocks)}. They were "
+        "dequantized and rounded again; what the first rounding took from the model is in no figure below.\n"
+    ]
 
 
 def _grid(plan: QuantizePlan) -> str:
@@ -71,5 +107,5 @@ def _results(reports: Sequence[LayerReport]) -> str:
 
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [heads, ["---"] * len(heads), *rows]
+    lines = [heads, ["---"] * len(heads), *([cell.replace("|", r"\|") for cell in row] for row in rows)]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)

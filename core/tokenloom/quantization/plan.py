@@ -19,7 +19,15 @@ from tokenloom.quantization.method import RoundingMethod
 from tokenloom.quantization.rounded_weight import RoundingScheme
 from tokenloom.quantization.writer import CheckpointWriter, Making, usual_group_size
 
-__all__ = ["USUAL_GROUPS", "QuantizePlan", "described", "making_of", "rounded_layers", "row_ranges"]
+__all__ = [
+    "USUAL_GROUPS",
+    "QuantizePlan",
+    "blocks_before",
+    "described",
+    "making_of",
+    "rounded_layers",
+    "row_ranges",
+]
 
 USUAL_GROUPS = 0
 """Stands for the largest usual group size that divides the input features of all layers."""
@@ -82,8 +90,7 @@ class QuantizePlan:
         if group_size == USUAL_GROUPS:
             specs = [linear.spec for linear in linear_layers(checkpoint) if linear.spec.name.startswith(_IN_LAYERS)]
             group_size = usual_group_size(spec.in_features for spec in specs)
-        scheme = replace(self.scheme, group_size=group_size)
-        scheme = replace(scheme, scale_dtype=self.writer.scale_dtype(dtype), lowest_zero=self.writer.lowest_zero)
+        scheme = replace(self.scheme, group_size=group_size, scale_dtype=self.writer.scale_dtype(dtype))
         return replace(self, dtype=dtype, scheme=scheme)
 
 
@@ -111,6 +118,12 @@ def rounded_layers(checkpoint: Checkpoint, plan: QuantizePlan) -> dict[str, Roun
     }
     plan.writer.check(sizes, plan.scheme)
     return {spec.name: plan.scheme for spec in chosen}
+
+
+def blocks_before(checkpoint: Checkpoint) -> tuple[str, ...]:
+    """The types of blocks that the layers' weights are rounded to already, such as "Q4_1"; () where they are plain."""
+    stored = (checkpoint.stored_type(name) for name in checkpoint.tensor_names() if name.startswith(_IN_LAYERS))
+    return tuple(sorted({each for each in stored if each is not None}))
 
 
 def making_of(checkpoint: Checkpoint, plan: QuantizePlan, rounded: Mapping[str, RoundingScheme]) -> Making:

@@ -30,14 +30,12 @@ class RoundingScheme:
         group_size: input features that share a scale; -1 stands for all. The last group may have fewer.
         is_symmetric: whether the code 2^(bits - 1) always stands for zero.
         scale_dtype: in which scales are stored; codes are chosen for scales that are rounded to it already.
-        lowest_zero: the lowest code that may stand for zero. 1 where a format stores one less and cannot store -1.
     """
 
     bits: int
     group_size: int
     is_symmetric: bool
     scale_dtype: torch.dtype
-    lowest_zero: int = 0
 
     @property
     def most(self) -> int:
@@ -76,8 +74,17 @@ class RoundedWeight:
         """Rows from `start` up to `stop`."""
         return replace(self, codes=self.codes[start:stop], scale=self.scale[start:stop], zero=self.zero[start:stop])
 
+    def divisors(self, start: int, wanted: torch.Tensor) -> torch.Tensor:
+        """Numbers next to fp32 `wanted` [rows] by which the rows from `start` on can be divided.
+
+        Divided scales stay normal numbers of their dtype: float16 keeps few bits of what is below 6.1e-5, and none
+        below 6e-8.
+        """
+        scale, limits = self.scale[start : start + wanted.numel()].float(), torch.finfo(self.scale.dtype)
+        return wanted.clamp(min=scale.amax(dim=1) / limits.max, max=scale.amin(dim=1) / limits.smallest_normal)
+
     def with_rows_divided(self, start: int, divisors: torch.Tensor) -> RoundedWeight:
-        """Divides the rows from `start` on by fp32 [rows]: codes stay, scales are divided and rounded again."""
+        """Divides the rows from `start` on by fp32 [rows], of `divisors`: codes stay, scales are rounded again."""
         scale = self.scale.clone()
         stop = start + divisors.numel()
         scale[start:stop] = (scale[start:stop].float() / divisors.unsqueeze(1)).to(scale.dtype)
@@ -109,10 +116,8 @@ def fit_grid(low: torch.Tensor, high: torch.Tensor, scheme: RoundingScheme) -> t
         scale = scale.clamp(min=least).to(scheme.scale_dtype).float()
         return scale, torch.full_like(scale, float(1 << (scheme.bits - 1)))
     low, high = low.clamp(max=0.0), high.clamp(min=0.0)
-    # With the zero at its lowest there are `most - lowest_zero` steps above it.
-    scale = torch.maximum((high - low) / most, high / (most - scheme.lowest_zero))
-    scale = scale.clamp(min=least).to(scheme.scale_dtype).float()
-    return scale, (-low / scale).round_().clamp_(scheme.lowest_zero, most)
+    scale = ((high - low) / most).clamp(min=least).to(scheme.scale_dtype).float()
+    return scale, (-low / scale).round_().clamp_(0, most)
 
 
 def round_to_grid(weight: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor, most: int) -> torch.Tensor:

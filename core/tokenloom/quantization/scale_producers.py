@@ -66,7 +66,8 @@ class ProducerRows:
     Attributes:
         place: the layer that has the rows.
         start: its first such row.
-        scale: of the layer behind.
+        scale: of the layer behind. Rows may be divided by any number that their grid's scales have room for, see
+            `RoundedWeight.divisors`.
     """
 
     place: Place
@@ -89,5 +90,5 @@ def producer_rows(config: ModelConfig, place: Place) -> ProducerRows | None:
 
 
 def _as_wanted(wanted: torch.Tensor) -> torch.Tensor:
-    """Rows on a grid are divided by dividing their scales, which any number does."""
+    """Rows on a grid are divided by dividing their scales."""
     return wanted

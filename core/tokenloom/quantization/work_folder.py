@@ -1,6 +1,7 @@
 """What a run leaves beside its output until it is done: finished layers, and the text's states, to go on from.
 
 <name>.quantizing/
+    lock                     locked by the run that works here
     settings.json            what the run was asked for; another run with other settings is refused
     layer-00000.safetensors  the tensors of a finished layer as the checkpoint will have them, with its reports
     states.safetensors       the residual stream behind the last finished layer, and that layer's number
@@ -8,10 +9,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, final
@@ -26,13 +29,14 @@ from tokenloom.quantization.layer_rounding import LayerReport
 
 __all__ = ["WorkFolder", "forget_work"]
 
-_SETTINGS, _STATES = "settings.json", "states.safetensors"
+_SETTINGS, _STATES, _LOCK = "settings.json", "states.safetensors", "lock"
 _LAYER, _REPORTS = "layer", "reports"
+_SUFFIX = ".quantizing"
 
 
 @final
 class WorkFolder:
-    """The folder of one output.
+    """The folder of one output. Get it by `open`, which sees to it that no other run writes there.
 
     Args:
         target: the folder that the checkpoint is going to be.
@@ -43,6 +47,17 @@ class WorkFolder:
         ModelError: the folder cannot be written.
     """
 
+    @classmethod
+    @contextmanager
+    def open(cls, target: Path, settings: Mapping[str, Any]) -> Iterator[WorkFolder]:
+        """The folder, locked until the end; arguments and errors are those of the class.
+
+        Raises:
+            ConfigError: another run works there.
+        """
+        with _locked(_work_path(target)):
+            yield cls(target, settings)
+
     def __init__(self, target: Path, settings: Mapping[str, Any]) -> None:
         self.path = _work_path(target)
         self._settings = json.loads(json.dumps(settings))
@@ -50,7 +65,6 @@ class WorkFolder:
             self._check_settings(read_json(self.path / _SETTINGS))
             return
         try:
-            self.path.mkdir(exist_ok=True)
             # Without settings nothing tells what these were made with: somebody was ended while deleting them.
             for leftover in (*self.path.glob(f"{_LAYER}-*"), *self.path.glob("states.*")):
                 leftover.unlink()
@@ -132,11 +146,31 @@ class WorkFolder:
 def forget_work(target: Path) -> None:
     """Deletes what an unfinished run of this output left; does nothing where there is none."""
     if (_work_path(target) / _SETTINGS).is_file():
-        shutil.rmtree(_work_path(target))
+        with _locked(_work_path(target)):
+            shutil.rmtree(_work_path(target))
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Makes the folder if needed. The lock ends with the process, however that ends."""
+    try:
+        folder.mkdir(exist_ok=True)
+        lock = (folder / _LOCK).open("ab")
+    except OSError as error:
+        raise ModelError(f"cannot write {folder}, where layers lie until all are done: {error}") from error
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise ConfigError(
+                f"output={folder.name.removesuffix(_SUFFIX)}: another run works in {folder}; wait for its end, or name "
+                "another output="
+            ) from error
+        yield
 
 
 def _work_path(target: Path) -> Path:
-    return target.with_name(f"{target.name}.quantizing")
+    return target.with_name(f"{target.name}{_SUFFIX}")
 
 
 def _write_whole(path: Path, text: str) -> None:

@@ -46,8 +46,6 @@ class CheckpointWriter(ABC):
     name: str
     """What `format=` calls it."""
     allowed_bits: tuple[int, ...]
-    lowest_zero: int = 0
-    """See `RoundingScheme.lowest_zero`."""
     is_symmetric_usually: bool
     stores_order: bool
     """Whether the group of each column can be stored, as groups in the order of rounding need."""

@@ -7,14 +7,17 @@ row alone, in a batch, on one thread or many, ranked in full or only as far as n
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import final
 
 import torch
 from torch import Tensor
 
-__all__ = ["Candidates", "Limits", "apply_min_p", "rank_tokens", "ranked_candidates"]
+__all__ = ["Candidates", "Limits", "Rank", "apply_min_p", "rank_tokens", "ranked_candidates"]
+
+Rank = Callable[[Tensor, int], tuple[Tensor, Tensor]]
+"""`rank_tokens`, or what gives the same."""
 
 _MASS_UNITS = 2.0**40
 """Vocabularies up to 2^22 tokens sum without overflow."""
@@ -79,11 +82,16 @@ def apply_min_p(scores: Tensor, min_p: Tensor) -> Tensor:
     Args:
         scores: fp32 [S, V], differences to the row's maximum, so that exp(score) is the ratio to its probability.
         min_p: fp32 [S, 1].
+
+    Returns:
+        fp32 [S, V]; on a CPU the scores themselves where no row has a min_p. Looking would make a device wait.
     """
+    if scores.device.type == "cpu" and not bool(min_p.any()):
+        return scores
     return scores.masked_fill(scores < min_p.log(), float("-inf"))
 
 
-def ranked_candidates(scores: Tensor, limits: Limits) -> Iterator[Candidates]:
+def ranked_candidates(scores: Tensor, limits: Limits, rank: Rank = rank_tokens) -> Iterator[Candidates]:
     """Ranks the tokens of each row and applies min_p, top_k and top_p, in this order.
 
     Each filter works on what the one before it kept: the probabilities that top_p sums are those of the survivors,
@@ -92,6 +100,7 @@ def ranked_candidates(scores: Tensor, limits: Limits) -> Iterator[Candidates]:
     Args:
         scores: fp32 [S, V], differences to the row's maximum after temperature.
         limits: the S rows' limits.
+        rank: orders them.
     """
     scores = apply_min_p(scores, limits.min_p)
     vocab_size = scores.shape[1]
@@ -100,7 +109,7 @@ def ranked_candidates(scores: Tensor, limits: Limits) -> Iterator[Candidates]:
     total_mass = None if is_bounded else _mass(scores).sum(dim=-1, keepdim=True)  # [S, 1]
     for width in _widths(scores.device, limits.max_top_k, vocab_size):
         top_k, top_p = limits.top_k[rows], limits.top_p[rows]
-        token_ids, ranked = rank_tokens(scores if len(rows) == len(scores) else scores[rows], width)
+        token_ids, ranked = rank(scores if len(rows) == len(scores) else scores[rows], width)
         is_kept = _kept_tokens(ranked, top_k, top_p, None if total_mass is None else total_mass[rows])
         found = Candidates(rows, token_ids, ranked.masked_fill(~is_kept, float("-inf")))
         if width >= limits.max_top_k:

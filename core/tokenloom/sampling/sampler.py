@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tokenloom.sampling.batch import SamplingBatch
 from tokenloom.sampling.constraint import AllowedTokens
-from tokenloom.sampling.filtering import Candidates, Limits, apply_min_p, ranked_candidates
+from tokenloom.sampling.filtering import Candidates, Limits, Rank, apply_min_p, rank_tokens, ranked_candidates
 from tokenloom.sampling.logprobs import SampleLogprobs, raw_logprobs
 from tokenloom.sampling.noise import Purpose, gumbel_noise, gumbel_noise_for
 from tokenloom.sampling.processing import process_logits
@@ -69,11 +69,14 @@ def sample(logits: Tensor, batch: SamplingBatch, allowed: AllowedTokens | None =
 
 
 def choose_tokens(
-    processed: Tensor, batch: SamplingBatch, find_max: Callable[[Tensor], RowMax] = row_max
+    processed: Tensor,
+    batch: SamplingBatch,
+    find_max: Callable[[Tensor], RowMax] = row_max,
+    rank: Rank = rank_tokens,
 ) -> tuple[Tensor, Tensor]:
     """Second half of `sample`: token ids and invalid rows from what `process_logits` made, fp32 [R, V].
 
-    `find_max` gives what `row_max` does.
+    `find_max` gives what `row_max` does, and `rank` what `rank_tokens` does.
     """
     best = find_max(processed)
     invalid = ~best.values.isfinite()
@@ -84,7 +87,7 @@ def choose_tokens(
         scores = _plain_scores(processed, best.values, batch)
         noise = gumbel_noise(*batch.noise_keys(rows), Purpose.SAMPLE, batch.vocab_size)
         token_ids[rows] = scores.add_(noise).argmax(dim=-1)
-    for candidates in _ranked(processed, best.values, batch):
+    for candidates in _ranked(processed, best.values, batch, rank):
         token_ids[candidates.rows] = _choose(candidates, batch)
     return token_ids.masked_fill(invalid, 0), invalid
 
@@ -115,8 +118,9 @@ def _scores(processed: Tensor, row_max: Tensor, batch: SamplingBatch, rows: Tens
 
     Subtracting first keeps the best token at 0, so a tiny temperature sends the others to -inf and overflows nothing.
     """
-    chosen = processed if len(rows) == len(processed) else processed[rows]
-    return (chosen - row_max[rows].unsqueeze(1)).div_(batch.temperature[rows])
+    top = row_max[rows].unsqueeze(1)  # [len(rows), 1]
+    differences = processed - top if len(rows) == len(processed) else processed[rows].sub_(top)
+    return differences.div_(batch.temperature[rows])
 
 
 def _plain_scores(processed: Tensor, row_max: Tensor, batch: SamplingBatch) -> Tensor:
@@ -124,7 +128,7 @@ def _plain_scores(processed: Tensor, row_max: Tensor, batch: SamplingBatch) -> T
     return apply_min_p(_scores(processed, row_max, batch, rows), batch.min_p[rows])
 
 
-def _ranked(processed: Tensor, row_max: Tensor, batch: SamplingBatch) -> Iterator[Candidates]:
+def _ranked(processed: Tensor, row_max: Tensor, batch: SamplingBatch, rank: Rank = rank_tokens) -> Iterator[Candidates]:
     """What the rows with top_k or top_p keep; `rows` of the results count in the batch."""
     all_rows = batch.groups.ranked_rows
     chunk = max(1, len(all_rows))
@@ -133,7 +137,7 @@ def _ranked(processed: Tensor, row_max: Tensor, batch: SamplingBatch) -> Iterato
     for start in range(0, len(all_rows), chunk):
         rows = all_rows[start : start + chunk]
         limits = Limits(batch.top_k[rows], batch.top_p[rows], batch.min_p[rows], batch.groups.max_top_k)
-        for found in ranked_candidates(_scores(processed, row_max, batch, rows), limits):
+        for found in ranked_candidates(_scores(processed, row_max, batch, rows), limits, rank):
             yield Candidates(rows[found.rows], found.token_ids, found.scores)
 
 

@@ -72,6 +72,7 @@ def _run(setup: EngineSetup) -> None:
     from tokenloom.engine_process.served_engine import served_engine
     from tokenloom.engine_process.tokenizer_file import TOKENIZER_SUFFIX
     from tokenloom.engine_process.zmq_link import ZmqEngineLink
+    from tokenloom.executors.device_choice import describe_threads
     from tokenloom.llm import LLM
     from tokenloom.observability.engine_live import EngineLive
     from tokenloom.observability.engine_metrics import EngineMetrics
@@ -92,8 +93,9 @@ def _run(setup: EngineSetup) -> None:
             fallback=fallback_choice(config.engine, settings, setup.config_dir),
         )
         facts = llm.engine.facts
+        threads = f", threads {describe_threads()}" if facts.device == "cpu" else ""
         heartbeat.beat()
-        setup.reports.send(EngineReady(f"model {config.engine.model.source}, {facts.device}, {facts.dtype}"))
+        setup.reports.send(EngineReady(f"model {config.engine.model.source}, {facts.device}, {facts.dtype}{threads}"))
         loop.run()
 
 

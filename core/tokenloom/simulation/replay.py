@@ -77,13 +77,20 @@ def simulate(
 
 @contextmanager
 def _without_old_objects() -> Iterator[None]:
-    """Takes what exists out of the garbage collector's sight; else it walks all of it again and again."""
+    """Takes what exists out of the garbage collector's sight; else it walks all of it again and again.
+
+    What was out of sight before, such as a loaded model, is so again afterwards.
+    """
+    had_hidden = gc.get_freeze_count() > 0
     gc.collect()
     gc.freeze()
     try:
         yield
     finally:
         gc.unfreeze()
+        if had_hidden:
+            gc.collect()
+            gc.freeze()
 
 
 @final

@@ -77,6 +77,11 @@ class Tokenizer:
         self.special_token_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         self._bytes_of: dict[int, bytes] = {}
 
+    @property
+    def prefix_ids(self) -> tuple[int, ...]:
+        """What `encode` puts before a text: BOS, or nothing."""
+        return tuple(self._prefix_ids)
+
     @cached_property
     def guard(self) -> SpecialGuard:
         """Encodes text whose control strings are not control tokens."""

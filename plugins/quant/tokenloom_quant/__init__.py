@@ -7,7 +7,7 @@ from tokenloom.plugins import Capabilities, PluginInfo, hookimpl
 __all__ = ["tokenloom_plugins"]
 
 _DTYPES = ("float32", "bfloat16", "float16")
-_READER = Capabilities(devices=("cpu", "cuda"), dtypes=_DTYPES, flags=frozenset({"deterministic"}))
+_READER = Capabilities(devices=("cpu", "cuda"), dtypes=_DTYPES, flags=frozenset({"deterministic", "own_files"}))
 _LOW_BIT = Capabilities(devices=("cpu",), dtypes=("float32", "bfloat16"), flags=frozenset({"deterministic"}))
 
 

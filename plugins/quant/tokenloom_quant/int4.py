@@ -23,7 +23,8 @@ class Int4Config(QuantConfig):
     """Settings of `quant=int4`."""
 
     group_size: Literal[32, 64, 128] = Field(
-        default=64, description="Input features that share a scale: 32, 64 or 128."
+        default=32,
+        description="Input features that share a scale: 32, 64 or 128; more take less memory, and are less exact.",
     )
     symmetric: bool = Field(
         default=False, description="Scales only, 15 levels around zero; else a minimum as well, and 16 levels."
@@ -32,18 +33,23 @@ class Int4Config(QuantConfig):
         default="full", description="full, as they are; or int8, rounded per row and group: faster with many rows."
     )
     include_embedding: bool = Field(
-        default=False, description="Also quantize the token embedding and the output head, tied or not."
+        default=False,
+        description="Also quantize the token embedding and the output head, tied or not: to 8 bits, as 4 would cost "
+        "logits more than all other layers together.",
     )
 
     def build(self, context: QuantContext) -> LowBitQuantizer:
         encode = partial(round_to_codes, bits=4, group_size=self.group_size, symmetric=self.symmetric)
+        encode_head = partial(round_to_codes, bits=8, group_size=self.group_size, symmetric=True)
+        rounds_activations = self.activations == "int8"
         settings = (
             f"group_size={self.group_size}:symmetric={self.symmetric}:activations={self.activations}:"
             f"include_embedding={self.include_embedding}"
         )
         return LowBitQuantizer(
-            LowBitFormat("int4", encode, rounds_activations=self.activations == "int8"),
+            LowBitFormat("int4", encode, rounds_activations=rounds_activations),
             context,
             include_embedding=self.include_embedding,
             fingerprint=f"int4:{settings}",
+            head_format=LowBitFormat("int4", encode_head, rounds_activations=rounds_activations),
         )

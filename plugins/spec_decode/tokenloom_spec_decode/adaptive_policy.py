@@ -41,6 +41,7 @@ _POOL_DECAY, _OWN_DECAY = 0.97, 0.95
 """What older proposals count against the next one: over all requests, and of one request."""
 _POOL_WEIGHT = 6.0
 """Drafts of a request's own that weigh as much as what all requests have shown."""
+_LEAST_PRICE = 0.001
 _RATE_STEPS, _PRICE_STEPS = 64, 32
 """Rates and prices are rounded before a length is chosen, so that most choices are known already."""
 
@@ -277,7 +278,5 @@ def best_length(rates: Rates, price: float, depth_share: float, max_drafts: int,
 
 
 def _rounded(price: float) -> float:
-    """A price rounded to a grid of some 3 %, but never to nothing."""
-    if price < 0.001:
-        return 0.0
-    return math.exp(round(math.log(price) * _PRICE_STEPS) / _PRICE_STEPS)
+    """A price rounded to a grid of some 3 %, but never to nothing: no draft is free, whatever noise has measured."""
+    return math.exp(round(math.log(max(price, _LEAST_PRICE)) * _PRICE_STEPS) / _PRICE_STEPS)

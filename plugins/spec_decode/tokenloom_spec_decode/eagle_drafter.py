@@ -14,9 +14,11 @@ Source: Li et al., "EAGLE: Speculative sampling requires rethinking feature unce
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import final
 
 import numpy as np
@@ -89,7 +91,13 @@ class EagleDrafter(Drafter):
     """Keeps no state of requests: what a head remembers is in its KV memory."""
 
     def __init__(
-        self, head: EagleHead, context: DrafterContext, *, keeps_probs: bool = False, tree_width: int = 1
+        self,
+        head: EagleHead,
+        context: DrafterContext,
+        *,
+        keeps_probs: bool = False,
+        tree_width: int = 1,
+        min_probability: float = 0.0,
     ) -> None:
         """Drafts with `head`.
 
@@ -98,12 +106,14 @@ class EagleDrafter(Drafter):
             context: of the target.
             keeps_probs: whether chains carry the probabilities that drafts were drawn from.
             tree_width: of trees, where they are legal; 1 drafts chains everywhere.
+            min_probability: a draft whose path is less likely than that is left out, with all behind it.
         """
         self._head = head
         self._vocab_size = context.vocab_size
         self._device = context.device
         self._keeps_probs = keeps_probs
         self._tree_width = tree_width
+        self._min_probability = min_probability
 
     @property
     def num_weight_bytes(self) -> int:
@@ -120,11 +130,12 @@ class EagleDrafter(Drafter):
         if not rows:
             return proposals
         counts = [row.frontier - row.first for row in rows]
-        next_ids = np.concatenate([_next_tokens(batch.token_ids[row.place], row) for row in rows])
+        next_tokens = [_next_tokens(batch.token_ids[row.place], row) for row in rows]
+        next_ids = next_tokens[0] if len(rows) == 1 else np.concatenate(next_tokens)
         draft_pass = memory.begin([row.request_id for row in rows], [row.first for row in rows], counts)
         fused = self._head.fuse(batch.hidden_states)
         states = self._head.run(torch.from_numpy(next_ids).to(self._device), fused, draft_pass)
-        ends = (np.cumsum(counts) - 1).tolist()
+        ends = [end - 1 for end in accumulate(counts)]
         for as_tree in (False, True):
             drafting = [row for row in rows if row.max_drafts and self._takes_tree(batch, row) == as_tree]
             if not drafting:
@@ -154,19 +165,21 @@ class EagleDrafter(Drafter):
             self._device,
             keeps_probs=self._keeps_probs,
             column_ids=self._head.facts.column_ids,
+            min_probability=self._min_probability,
         )
-        live = list(range(len(rows)))
+        live: Sequence[int] = range(len(rows))
         for depth in range(1, max(row.max_drafts for row in rows) + 1):
-            chains.choose(self._head.compute_logits(states), live)
-            going = [number for number in live if rows[number].max_drafts > depth]
+            likely = chains.choose(self._head.compute_logits(states), live)
+            going = [number for number in likely if rows[number].max_drafts > depth]
             if not going:
                 break
-            kept = torch.tensor([live.index(number) for number in going], device=self._device)
+            if len(going) < len(live):
+                states = states[torch.tensor([live.index(number) for number in going], device=self._device)]
             chosen = [rows[number] for number in going]
             starts = [row.frontier + depth - 1 for row in chosen]
             draft_pass = memory.begin([row.request_id for row in chosen], starts, [1] * len(chosen))
             next_ids = torch.tensor([chains.last(number) for number in going], device=self._device)
-            states, live = self._head.run(next_ids, states[kept], draft_pass), going
+            states, live = self._head.run(next_ids, states, draft_pass), going
         return [chains.proposal(number) for number in range(len(rows))]
 
     def _grow(self, memory: DraftMemory, rows: Sequence[_Row], states: torch.Tensor) -> list[Proposal]:
@@ -174,7 +187,8 @@ class EagleDrafter(Drafter):
 
         A pass is causal but for what a mask says of its own tokens; so each one runs over all of a tree's nodes again.
         """
-        trees = [GrowingTree(row.max_drafts, self._tree_width) for row in rows]
+        least = math.log(self._min_probability) if self._min_probability else -math.inf
+        trees = [GrowingTree(row.max_drafts, self._tree_width, least) for row in rows]
         # Per tree, the state that each of its run nodes gave, behind the one that the tree begins with.
         given = [[state] for state in states]
         self._branch(list(zip(trees, states, [-1] * len(trees), strict=True)))
@@ -219,7 +233,8 @@ class EagleDrafter(Drafter):
 def _rows(batch: DraftBatch) -> list[_Row]:
     """The requests that have new verified tokens: in the engine, all."""
     assert batch.cu_hidden is not None, "the core says how many tokens are new"
-    counts = np.diff(batch.cu_hidden).tolist()
+    bounds = batch.cu_hidden.tolist()
+    counts = [end - begin for begin, end in pairwise(bounds)]
     return [
         _Row(place, batch.request_ids[place], first, first + count, batch.max_drafts[place])
         for place, (first, count) in enumerate(zip(batch.first_positions, counts, strict=True))
@@ -230,4 +245,5 @@ def _rows(batch: DraftBatch) -> list[_Row]:
 def _next_tokens(token_ids: np.ndarray, row: _Row) -> np.ndarray:
     """int64 [F - first]: the token behind each new one; 0 behind the last one of a request that failed there."""
     known = token_ids[row.first + 1 : row.frontier + 1].astype(np.int64)
-    return np.pad(known, (0, row.frontier - row.first - len(known)))
+    missing = row.frontier - row.first - len(known)
+    return np.pad(known, (0, missing)) if missing else known

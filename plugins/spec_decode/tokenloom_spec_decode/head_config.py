@@ -27,6 +27,9 @@ class HeadConfig(SpecDecodeConfig):
     tree_width: Annotated[int, Field(ge=1, le=32)] = Field(
         default=1, description="Nodes that grow on at each depth of a draft tree, as many children each; 1 is a chain."
     )
+    min_probability: Annotated[float, Field(ge=0.0, lt=1.0)] = Field(
+        default=0.0, description="Drafts less likely than that, by the head's own account, are left out; 0 keeps all."
+    )
     policy: PluginChoice = Field(description="How many tokens to propose: nodes of the tree.")
 
     @property
@@ -53,4 +56,10 @@ class HeadConfig(SpecDecodeConfig):
             else resolve_model(self.source)
         )
         head = self.load_head(folder, context)
-        return EagleDrafter(head, context, keeps_probs=self.verifier == "rejection", tree_width=self.tree_width)
+        return EagleDrafter(
+            head,
+            context,
+            keeps_probs=self.verifier == "rejection",
+            tree_width=self.tree_width,
+            min_probability=self.min_probability,
+        )

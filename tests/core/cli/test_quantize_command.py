@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.tiny_model import write_tiny_llama
+from tokenloom.loader.hf_checkpoint import HFCheckpoint
 
 RunCli = Callable[..., tuple[int, str, str]]
 SMALL = ("num_samples=2", "sample_tokens=64", "group_size=32")
@@ -65,6 +66,27 @@ def test_an_unfinished_run_is_forgotten_by_restart(run_cli: RunCli, words: tuple
     assert "unfinished run with other settings" in err
     assert run_cli(*words, *SMALL, "--restart")[0] == 0
     assert not work.exists()
+
+
+def test_a_home_folder_and_the_judgement_of_the_result(
+    run_cli: RunCli, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(model.parent))
+    words = ("quantize", f"model={model}", f"output={tmp_path / 'out'}", "calibration=~/text.txt", *SMALL)
+    assert run_cli(*words, "evaluate=2")[0] == 0
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "On 2 windows, 1020 tokens of: Python's help topics" in card
+    for figure in ("perplexity of the original", "perplexity / that of the original", "same likeliest token"):
+        assert f"| {figure} |" in card
+
+
+def test_weights_that_were_rounded_before_are_told_of(
+    run_cli: RunCli, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(HFCheckpoint, "stored_type", lambda *_: "Q8_0")
+    code, _, err = run_cli("quantize", f"model={model}", f"output={tmp_path / 'out'}", "method=rtn")
+    assert code == 0
+    assert "the weights of model are rounded already, to blocks of Q8_0" in err
 
 
 @pytest.mark.parametrize(

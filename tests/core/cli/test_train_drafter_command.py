@@ -35,6 +35,10 @@ def test_a_trained_head_drafts(kind: str, run_cli: RunCli, tmp_path: Path, monke
     code, _, err = run_cli("train-drafter", *words, "draft_vocab_size=32")
     assert code == 2
     assert re.search(r"draft_vocab_size=32: the head in output=.* was begun with 64 tokens", err), err
+    other_place = [f"output={tmp_path / 'next'}" if word.startswith("output=") else word for word in words]
+    code, _, err = run_cli("train-drafter", *other_place, f"init={output}", "draft_vocab_size=32")
+    assert code == 2
+    assert re.search(r"draft_vocab_size=32: the head in init=.* drafts 64 tokens", err), err
     target = json.loads((output / "config.json").read_text())["tokenloom_target"]
     assert shipped_head(kind, model, "", tmp_path) == output
     other = write_target(tmp_path / "other")

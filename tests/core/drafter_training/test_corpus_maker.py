@@ -33,6 +33,14 @@ def test_a_batch_of_conversations_is_the_same_whatever_was_made_before(model: Pa
     assert len(set(texts)) == len(texts)
 
 
+def test_conversations_leave_room_for_the_token_that_their_states_cost(model: Path) -> None:
+    with LLM(config=compose_config([f"model={model}", *ENGINE, "model.max_model_len=150"])) as llm:
+        made = ConversationMaker(llm, replace(TALK, answer_tokens=140)).make(0, 8)
+    lengths = [len(each.token_ids) for each in made]
+    assert max(lengths) == 149
+    assert all(each.num_prompt_tokens < 149 for each in made)
+
+
 def test_states_are_those_of_the_target(target: Target, corpus: Corpus) -> None:
     """The head makes its greedy tokens of the final ones, and all others are there for every token."""
     indices = [*corpus.training, *corpus.held_out]

@@ -13,7 +13,7 @@ from tests.plugins.spec_decode.tiny_eagle3 import TinyEagle3
 from tokenloom.drafter_training.corpus import Corpus
 from tokenloom.drafter_training.eagle3_network import Eagle3Network
 from tokenloom.drafter_training.target import Target
-from tokenloom.drafter_training.trainable_head import answers_of
+from tokenloom.drafter_training.trainable_head import places_of
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def test_each_step_drafts_what_plain_pytorch_says(network: Eagle3Network, target
     sequences = [corpus.load(index, network.state_layers, CPU) for index in corpus.training[:2]]
     guesses = network.guesses(sequences, 3)
     starts = [0, len(sequences[0].token_ids)]
-    rows = answers_of(sequences).rows.tolist()
+    rows = places_of(sequences).rows.tolist()
     aux = network.state_layers[:3]
     for number in (0, 3, len(rows) - 4):
         which = int(rows[number] >= starts[1])

@@ -55,6 +55,9 @@ def test_a_checkpoint_s_scales_are_used(tmp_path: Path, names: tuple[str, str]) 
     assert roots[0] != roots[1]
     with engine(model, "quant=auto") as plain:
         assert "attention.kv_scales=checkpoint takes them" in plain.engine.facts.weight_remarks[-1]
+    with engine(model, "quant=auto", "attention=torch_sdpa") as plain:  # which has no such settings
+        remark = plain.engine.facts.weight_remarks[-1]
+        assert "it has no attention.kv_dtype=int8 attention.kv_scales=checkpoint, which would take them" in remark
 
 
 def test_a_drafter_that_runs_the_models_layers_stores_with_its_scales(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ def test_rotary_cache_holds_position_times_frequency(
 ) -> None:
     rope = RopeConfig(theta=500.0, rotary_dim=6, scaling=scaling)
     positions = torch.tensor([0, 31, 7, 7])
-    rotation = RotaryCache(rope, 32, CPU).lookup(positions, torch.float32)
+    rotation = RotaryCache(rope, 32, CPU, torch.float32).lookup(positions)
     frequencies = torch.tensor([500.0 ** (-2 * pair / 6) / divisors[pair] for pair in range(3)], dtype=torch.float64)
     angles = positions.double().unsqueeze(1) * frequencies  # [T, 3]
     assert rotation.cos.shape == (4, 1, 6)
@@ -31,18 +31,17 @@ def test_rotary_cache_holds_position_times_frequency(
 
 
 def test_rotary_cache_rounds_once_to_the_dtype_that_is_asked_for() -> None:
-    cache = RotaryCache(RopeConfig(10000.0, 8, None), 600, CPU)
-    positions = torch.tensor([599, 300])
-    exact, rounded = cache.lookup(positions, torch.float32), cache.lookup(positions, torch.bfloat16)
+    rope, positions = RopeConfig(10000.0, 8, None), torch.tensor([599, 300])
+    exact, rounded = (RotaryCache(rope, 600, CPU, dtype).lookup(positions) for dtype in (torch.float32, torch.bfloat16))
     assert torch.equal(rounded.cos, exact.cos.bfloat16())
     assert torch.equal(rounded.signed_sin, exact.signed_sin.bfloat16())
 
 
 def test_rotary_cache_takes_a_step_without_tokens() -> None:
-    cache = RotaryCache(RopeConfig(10000.0, 8, None), 4, CPU)
-    assert cache.lookup(torch.empty(0, dtype=torch.int64), torch.float32).cos.shape == (0, 1, 8)
+    cache = RotaryCache(RopeConfig(10000.0, 8, None), 4, CPU, torch.float32)
+    assert cache.lookup(torch.empty(0, dtype=torch.int64)).cos.shape == (0, 1, 8)
 
 
 def test_rotary_cache_refuses_positions_beyond_its_end() -> None:
     with pytest.raises(IndexError):
-        RotaryCache(RopeConfig(10000.0, 8, None), 4, CPU).lookup(torch.tensor([4]), torch.float32)
+        RotaryCache(RopeConfig(10000.0, 8, None), 4, CPU, torch.float32).lookup(torch.tensor([4]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,20 @@ def test_sequences_follow_from_the_seed(tokenizer: Tokenizer) -> None:
     assert calibration_sequences(long, tokenizer, 3, 20, seed=0) != calibration_sequences(
         long, tokenizer, 3, 20, seed=1
     )
+
+
+def test_each_part_begins_as_a_prompt_does(tmp_path: Path) -> None:
+    folder = write_tiny_llama(tmp_path / "model", with_tokenizer=True)
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    settings |= {"bos_token": "!", "add_bos_token": True}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    tokenizer = build_tokenizer(open_checkpoint(folder).tokenizer_source(), 256)
+    assert tokenizer.encode("a")[0] == ord("!")
+    found = calibration_sequences(CalibrationText("t", ("abcdefgh" * 20,)), tokenizer, 4, 9, seed=0)
+    assert all(part[0] == ord("!") and len(part) == 9 for part in found)
+    assert len({bytes(part[1:]) for part in found}) == 1  # 8 tokens of the text each
+    with pytest.raises(ConfigError, match="sample_tokens=1: the model begins every text by 1 tokens"):
+        calibration_sequences(CalibrationText("t", ("text",)), tokenizer, 1, 1, seed=0)
 
 
 def test_a_text_that_is_too_short_is_refused(tokenizer: Tokenizer) -> None:

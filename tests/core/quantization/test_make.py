@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import gguf
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from tests.core.loader.gguf_conversion import Conversion, write_gguf
 from tests.core.models.dense_attention import Sequences
 from tests.plugins.quant.checkpoint_packing import PROMPT, load_model
 from tests.tiny_model import write_tiny_llama
+from tokenloom.checkpoint.base import Checkpoint
 from tokenloom.errors import ConfigError, ModelError
 from tokenloom.interfaces.quant import QuantConfig
 from tokenloom.loader.checkpoint import open_checkpoint
+from tokenloom.loader.hf_checkpoint import HFCheckpoint
 from tokenloom.models.skip_list import part_names
 from tokenloom.quantization.awq import AWQ
 from tokenloom.quantization.formats import WRITERS
@@ -24,10 +30,12 @@ from tokenloom.quantization.layer_rounding import LayerRounding, RoundedLayer
 from tokenloom.quantization.layer_runner import linear_layers
 from tokenloom.quantization.make import Made, quantize_checkpoint
 from tokenloom.quantization.method import RoundingMethod
-from tokenloom.quantization.plan import USUAL_GROUPS, QuantizePlan, row_ranges
+from tokenloom.quantization.model_card import model_card
+from tokenloom.quantization.plan import USUAL_GROUPS, QuantizePlan, blocks_before, row_ranges
 from tokenloom.quantization.rounded_weight import RoundingScheme
 from tokenloom.quantization.rtn import RoundToNearest
 from tokenloom.quantization.smoothquant import SmoothQuant
+from tokenloom.quantization.work_folder import forget_work
 from tokenloom.quantization.writer import usual_group_size
 from tokenloom_quant.awq import AWQConfig
 from tokenloom_quant.compressed_tensors import CompressedTensorsConfig
@@ -104,12 +112,18 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> Recorded:
     return found
 
 
-def make(model: Path, target: Path, wanted: QuantizePlan) -> Made:
+@contextmanager
+def open_checkpoint_of(model: Path) -> Iterator[Checkpoint]:
     checkpoint = open_checkpoint(model)
     try:
-        return quantize_checkpoint(checkpoint, target, wanted)
+        yield checkpoint
     finally:
         checkpoint.close()
+
+
+def make(model: Path, target: Path, wanted: QuantizePlan) -> Made:
+    with open_checkpoint_of(model) as checkpoint:
+        return quantize_checkpoint(checkpoint, target, wanted)
 
 
 def logits(folder: Path, config: QuantConfig) -> torch.Tensor:
@@ -266,6 +280,65 @@ def test_skipped_layers_stay_as_they_are(recorded: Recorded, model: Path, text: 
         torch.testing.assert_close(
             logits(folder, READERS[output_format]), logits(dense, NoneConfig()), rtol=1e-4, atol=1e-4
         )
+
+
+def test_divided_scales_stay_normal_numbers_of_float16(recorded: Recorded, text: Path, tmp_path: Path) -> None:
+    """Rows of v and up that are small have small scales, and AWQ wants to divide some of them by a lot."""
+    model = write_tiny_llama(tmp_path / "model", with_tokenizer=True)
+    tensors = load_file(model / "model.safetensors")
+    for name in tensors:
+        if "v_proj" in name or "up_proj" in name:
+            tensors[name] *= torch.logspace(-3, 1, tensors[name].shape[0]).unsqueeze(1)
+    save_file(tensors, model / "model.safetensors", metadata={"format": "pt"})
+    make(model, tmp_path / "made", plan(text, AWQ(num_ratios=8), "awq", symmetric=False))
+    stored = load_file(tmp_path / "made" / "model.safetensors")
+    scales = torch.cat([tensor.flatten() for name, tensor in stored.items() if name.endswith("scales")])
+    assert float(scales.abs().min()) >= torch.finfo(torch.float16).smallest_normal
+    expected = logits(recorded.write_dense(model, tmp_path / "dense"), NoneConfig())
+    torch.testing.assert_close(logits(tmp_path / "made", READERS["awq"]), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_two_runs_of_one_output_are_kept_apart(model: Path, text: Path, tmp_path: Path) -> None:
+    wanted, checkpoint = plan(text, RoundToNearest()), open_checkpoint(model)
+    told: list[str] = []
+
+    def second(stage: str, done: int, _: int) -> None:
+        if (stage, done) == ("rounding layers", 1):
+            with pytest.raises(
+                ConfigError, match=r"output=made: another run works in .*made\.quantizing; wait"
+            ) as seen:
+                quantize_checkpoint(checkpoint, tmp_path / "made", wanted)
+            with pytest.raises(ConfigError, match="another run works"):
+                forget_work(tmp_path / "made")
+            told.append(str(seen.value))
+
+    assert quantize_checkpoint(checkpoint, tmp_path / "made", wanted, second).num_resumed == 0
+    assert len(told) == 1
+    assert (tmp_path / "made" / "model.safetensors").is_file()
+
+
+def test_a_card_says_that_its_source_was_rounded_before(
+    monkeypatch: pytest.MonkeyPatch, model: Path, text: Path, tmp_path: Path
+) -> None:
+    plain = write_tiny_llama(tmp_path / "plain")
+    file = write_gguf(plain, tmp_path / "small.gguf", Conversion(kind=gguf.GGMLQuantizationType.Q8_0))
+    with open_checkpoint_of(file) as checkpoint:
+        assert blocks_before(checkpoint) == ("Q8_0",)
+    make(model, tmp_path / "once", plan(text, RoundToNearest()))
+    assert "rounded before" not in (tmp_path / "once" / "README.md").read_text()
+    monkeypatch.setattr(HFCheckpoint, "stored_type", lambda *_: "Q8_0")  # a GGUF file would need a tokenizer
+    make(model, tmp_path / "twice", plan(text, RoundToNearest()))
+    assert "rounded before, to blocks of Q8_0" in (tmp_path / "twice" / "README.md").read_text()
+
+
+def test_a_card_s_tables_hold_any_name(model: Path, tmp_path: Path) -> None:
+    file = tmp_path / "a.txt"
+    file.write_text("".join(f"{number} times {number} is {number * number}. " for number in range(200)))
+    with open_checkpoint_of(model) as checkpoint:
+        wanted = replace(plan(file, GPTQ()), skip=("model.layers.0.mlp|x",)).for_model(checkpoint)
+        card = model_card(checkpoint, wanted, {"calibration": "a", "calibration_sha256": "b"}, [])
+    row = next(line for line in card.splitlines() if line.startswith("| skip"))
+    assert row.replace(r"\|", "").count("|") == 3
 
 
 @pytest.mark.parametrize(

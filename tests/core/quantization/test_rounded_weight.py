@@ -9,8 +9,8 @@ from tests.plugins.quant.checkpoint_packing import random
 from tokenloom.quantization.rounded_weight import RoundingScheme, fit_grid, round_rows, round_to_nearest
 
 
-def scheme(bits: int = 4, group_size: int = 32, *, symmetric: bool = True, lowest_zero: int = 0) -> RoundingScheme:
-    return RoundingScheme(bits, group_size, symmetric, torch.float32, lowest_zero)
+def scheme(bits: int = 4, group_size: int = 32, *, symmetric: bool = True) -> RoundingScheme:
+    return RoundingScheme(bits, group_size, symmetric, torch.float32)
 
 
 @pytest.mark.parametrize("bits", [2, 3, 4, 8])
@@ -33,11 +33,10 @@ def test_symmetric_grid_is_that_of_compressed_tensors() -> None:
 
 
 @pytest.mark.parametrize(("low", "high"), [(0.0, 3.0), (0.5, 3.0), (-0.01, 3.0), (-3.0, 0.0), (-1.0, 2.0)])
-@pytest.mark.parametrize("lowest_zero", [0, 1])
-def test_grid_reaches_both_ends_and_holds_zero(low: float, high: float, lowest_zero: int) -> None:
-    form = scheme(4, symmetric=False, lowest_zero=lowest_zero)
+def test_grid_reaches_both_ends_and_holds_zero(low: float, high: float) -> None:
+    form = scheme(4, symmetric=False)
     scale, zero = fit_grid(torch.tensor([low]), torch.tensor([high]), form)
-    assert lowest_zero <= zero.item() <= 15
+    assert 0 <= zero.item() <= 15
     assert zero.item() == int(zero.item())
     assert (-zero * scale).item() <= min(low, 0.0) + scale.item() / 2
     assert ((15 - zero) * scale).item() >= high - scale.item() / 2 - 1e-6

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections import Counter
 from typing import Any
 
@@ -120,6 +121,19 @@ def test_equal_runs_are_equal(overrides: tuple[str, ...]) -> None:
     load = generate_load(LoadShape(rate=30.0, prompt_tokens=50, length_spread=1.0, output_tokens=20), 40, seed=1)
     small = ("cache.num_blocks=60", *overrides)
     assert run(load, *small) == run(load, *small)
+
+
+@pytest.mark.parametrize(("count", "expected"), [(0, ["freeze", "unfreeze"]), (3, ["freeze", "unfreeze", "freeze"])])
+def test_what_was_hidden_from_the_collector_is_so_afterwards(
+    count: int, expected: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A loaded model beside the simulation, whose million objects would be walked again and again."""
+    calls: list[str] = []
+    monkeypatch.setattr(gc, "get_freeze_count", lambda: count)
+    for name in ("freeze", "unfreeze"):
+        monkeypatch.setattr(gc, name, lambda name=name: calls.append(name))
+    run([TimedRequest(0.0, 10, 2)])
+    assert calls == expected
 
 
 def test_progress_ends_with_all_requests() -> None:

@@ -9,8 +9,11 @@ import pytest
 import torch
 
 import tokenloom_quant
+from tokenloom.capability_check import capability_check
+from tokenloom.compose import compose_config
+from tokenloom.interfaces.executor import ModelTraits
 from tokenloom.interfaces.quant import LayerSpec, QuantConfig, QuantContext, Shard
-from tokenloom.plugins import Registry
+from tokenloom.plugins import Registry, default_registry
 from tokenloom_quant.none import NoneConfig
 
 
@@ -41,6 +44,15 @@ def test_package_declares_plugins_whose_config_classes_exist() -> None:
 def test_package_imports_without_torch() -> None:
     code = "import sys, tokenloom_quant; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("name", ["int4", "int8_dynamic", "gguf"])
+def test_what_runs_on_cpus_alone_is_refused_elsewhere_by_name(name: str) -> None:
+    config = compose_config([f"quant={name}"]).engine
+    on_cuda = ModelTraits(head_dim=64, has_window=False, has_soft_cap=False, device="cuda", dtype="bfloat16")
+    reasons = capability_check(config, default_registry(), traits=on_cuda)
+    (reason,) = [each for each in reasons if each.startswith(f"quant={name} ")]
+    assert reason == f"quant={name} needs device in (cpu), got cuda; try quant=int8 or quant=none"
 
 
 def test_none_covers_nothing() -> None:

@@ -34,6 +34,7 @@ from tests.plugins.quant.format_encoders import (
 from tokenloom.errors import ConfigError, ModelError
 from tokenloom.interfaces.quant import QuantConfig, QuantContext
 from tokenloom.llm import LLM
+from tokenloom.ops.kernel_launch import KernelLaunch
 from tokenloom.ops.triton_card import Card
 from tokenloom.sampling_params import SamplingParams
 from tokenloom_quant.awq import AWQConfig
@@ -41,7 +42,7 @@ from tokenloom_quant.compressed_tensors import CompressedTensorsConfig
 from tokenloom_quant.fp8 import FP8Config
 from tokenloom_quant.gptq import GPTQConfig
 from tokenloom_quant.low_bit.affine_codes import AffineCodes, round_to_codes
-from tokenloom_quant.triton_low_bit import reference
+from tokenloom_quant.triton_low_bit import reference, sized_launches
 from tokenloom_quant.triton_low_bit.launches import grouped_launches, grouped_product, round_rows, scaled_product
 from tokenloom_quant.triton_low_bit.packing import pack_codes, pack_eight_bits
 from tokenloom_quant.triton_low_bit.products import CodesProduct, EightBitProduct
@@ -113,11 +114,30 @@ def test_sums_that_are_split_are_added_in_order(bits: Literal[4, 8]) -> None:
     affine = codes_of(bits, 130, 1100, 32, symmetric=False)
     weight, x = pack_codes(affine, CPU), random(3, 3, 1100)
     out = torch.empty(3, 130)
-    launches = grouped_launches(out, x, weight, None, Card("interpreter", 16), deterministic=False)
-    assert launches[0].grid[2] > 3
-    for launch in launches:
+    split = grouped_launches(out, x, weight, None, Card("interpreter", 16), deterministic=False)
+    assert split[0].grid[2] > 3
+    for launch in split:
         launch.run()
     assert_near(out, reference.grouped_product(x, affine, None), 1e-6)
+
+
+def test_launches_are_made_once_for_all_layers_and_steps_of_a_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[tuple[int, ...]] = []
+
+    def counting(kernel: Any, grid: tuple[int, ...], **parts: Any) -> KernelLaunch:
+        made.append(grid)
+        return KernelLaunch(kernel, grid, **parts)
+
+    monkeypatch.setattr(sized_launches, "KernelLaunch", counting)
+    codes, scale = reference.round_rows(random(1, 18, 98), torch.int8, 98)
+    layers = [pack_codes(codes_of(4, 19, 98, None, symmetric=True), CPU) for _ in range(2)]
+    eight_bits = pack_eight_bits(codes, scale, 98, CPU)
+    for _ in range(2):
+        for weight in layers:
+            grouped_product(random(3, 2, 98), weight, None, torch.float32, deterministic=True)
+        rows, row_scale = round_rows(random(3, 2, 98), torch.int8, eight_bits)
+        scaled_product(rows, row_scale, eight_bits, None, torch.float32, deterministic=True)
+    assert len(made) == 3
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, E4M3])

@@ -6,6 +6,7 @@ blocks; draft lengths change with every step.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import final
@@ -89,16 +90,21 @@ def _plain() -> dict[str, list[int]]:
     return engine.run()
 
 
-def chain_of(log_probs: LogProbs, num_drafts: int) -> Proposal:
-    """The likeliest token at each depth."""
+def chain_of(log_probs: LogProbs, num_drafts: int, least: float = -math.inf) -> Proposal:
+    """The likeliest token at each depth, as long as log-probabilities sum up to `least`."""
     drafts: list[int] = []
+    value = 0.0
     for _ in range(num_drafts):
         scores = log_probs(drafts)
-        drafts.append(max(scores, key=lambda token: scores[token]))
+        best = max(scores, key=lambda token: scores[token])
+        value += scores[best]
+        if value < least:
+            break
+        drafts.append(best)
     return Proposal(tuple(drafts))
 
 
-def tree_of(log_probs: LogProbs, max_nodes: int, width: int) -> Proposal:
+def tree_of(log_probs: LogProbs, max_nodes: int, width: int, least: float = -math.inf) -> Proposal:
     """The tree of `GrowingTree`, by its paths; as many nodes grow as there are slots: max_nodes - 1."""
     found: dict[tuple[int, ...], float] = {}
     growing: list[tuple[int, ...]] = [()]
@@ -109,6 +115,7 @@ def tree_of(log_probs: LogProbs, max_nodes: int, width: int) -> Proposal:
             scores = log_probs(path)
             for token in sorted(scores, key=lambda token: -scores[token])[:width]:
                 fresh[*path, token] = found.get(path, 0.0) + scores[token]
+        fresh = {path: value for path, value in fresh.items() if value >= least}
         found |= fresh
         count = max(0, min(width, max_nodes - 1 - num_grown))
         growing = sorted(fresh, key=lambda path: -fresh[path])[:count]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -42,14 +43,16 @@ def build(folder: Path, **settings: Any) -> EagleDrafter:
     return Eagle3Config(source=str(folder), policy=POLICY, **settings).build(drafter_context(MODEL, 64))
 
 
-def check(recorder: Recorder, head: TinyEagle3, width: int = 1) -> int:
+def check(recorder: Recorder, head: TinyEagle3, width: int = 1, least: float = -math.inf) -> int:
     """Compares a fifth of the proposals with the reference; returns how many there were."""
     assert head.aux_ids is not None
     layers = [number - 1 for number in head.aux_ids]
     for tokens, max_drafts, is_chain, proposal in recorder.proposed[::5]:
         log_probs = partial(head.log_probs, recorder.features(tokens, layers), tokens, EMBEDDING)
         is_chain = is_chain or width == 1 or max_drafts == 1
-        expected = chain_of(log_probs, max_drafts) if is_chain else tree_of(log_probs, max_drafts, width)
+        expected = chain_of(log_probs, max_drafts, least) if is_chain else tree_of(log_probs, max_drafts, width, least)
+        if least > -math.inf:
+            assert len(proposal.token_ids) == len(expected.token_ids), f"after {tokens}"
         assert proposal.token_ids[:max_drafts] == expected.token_ids[: len(proposal.token_ids)], f"after {tokens}"
         assert proposal.parents == expected.parents
     return len(recorder.proposed)
@@ -113,6 +116,15 @@ def test_trees_grow_where_the_head_is_confident(settings: dict[str, Any], tmp_pa
     recorder, engine = run_twice(build(head.write(tmp_path), tree_width=3), TinySettings(**settings), most_drafts=7)
     assert check(recorder, head, width=3) > 40
     assert any(row.draft_parents for plan in engine.plans for row in plan.rows) == settings.get("takes_trees", True)
+
+
+@pytest.mark.parametrize(("width", "least"), [(1, 0.3), (3, 0.2)])
+def test_drafts_that_are_unlikely_are_left_out(width: int, least: float, tmp_path: Path) -> None:
+    head = TinyEagle3()
+    cautious = build(head.write(tmp_path), tree_width=width, min_probability=least)
+    recorder, _ = run_twice(cautious, TinySettings(), most_drafts=5)
+    assert check(recorder, head, width, math.log(least)) > 20
+    assert any(len(proposal.token_ids) < most for _, most, _, proposal in recorder.proposed)
 
 
 def test_drawn_drafts_have_the_probs_they_claim(tmp_path: Path) -> None:

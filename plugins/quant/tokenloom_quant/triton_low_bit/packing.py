@@ -12,12 +12,26 @@ from torch.nn import functional
 from tokenloom_quant.low_bit.affine_codes import AffineCodes
 from tokenloom_quant.triton_low_bit.tiles import MAX_FEATURES
 
-__all__ = ["GROUP_MULTIPLE", "PackedCodes", "PackedEightBits", "pack_codes", "pack_eight_bits"]
+__all__ = ["GROUP_MULTIPLE", "CodesForm", "PackedCodes", "PackedEightBits", "pack_codes", "pack_eight_bits"]
 
 GROUP_MULTIPLE = 16
 """Groups are of a multiple of it: the matrix units take no fewer input features at once."""
 _MOST_COLUMNS = 64  # of a step's half
 _ROW_MULTIPLE = 16  # columns of 8-bit operands, so that loads are of 16 bytes
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class CodesForm:
+    """The sizes of `PackedCodes`, attributes as there; `stride` is from one row of codes to the next."""
+
+    bits: Literal[4, 8]
+    half: int
+    steps_per_group: int
+    num_features: int
+    num_columns: int
+    num_steps: int
+    stride: int
 
 
 @final
@@ -47,6 +61,19 @@ class PackedCodes:
     def num_steps(self) -> int:
         """Steps of the kernel's loop."""
         return self.codes.shape[0] // self.half
+
+    @property
+    def form(self) -> CodesForm:
+        """What is alike in layers of the same sizes."""
+        return CodesForm(
+            self.bits,
+            self.half,
+            self.steps_per_group,
+            self.num_features,
+            self.num_columns,
+            self.num_steps,
+            self.codes.shape[1],
+        )
 
     @property
     def num_bytes(self) -> int:

@@ -3,51 +3,23 @@
 #include <ATen/record_function.h>
 #include <torch/csrc/utils/pybind.h>
 
-#include <tokenloom/isa.h>
-#include <tokenloom/parallel.h>
-
 #include <algorithm>
 #include <vector>
 
 #include "linear.h"
+#include "logits.h"
+#include "operands.h"
 #include "pointwise.h"
-#include "row_max.h"
 
 namespace tl {
 namespace {
 
-// Elements below which a second thread costs more than it brings; rows with an exponential function are dearer.
-constexpr int64_t kCheapElements = 1 << 16;
-constexpr int64_t kDearElements = 1 << 14;
+// Multiplications below which a second thread costs more than it brings.
 constexpr int64_t kLinearElements = 1 << 17;
 // Rows of one part of a product that is split by rows as well, because it has few columns for many threads.
 constexpr int64_t kPartRows = 32;
 // Up to two rows, vectors read the weights a little faster than tiles.
 constexpr int64_t kMinTileRows = 3;
-
-const bf16* data_of(const at::Tensor& tensor) { return static_cast<const bf16*>(tensor.const_data_ptr()); }
-bf16* data_to(const at::Tensor& tensor) { return static_cast<bf16*>(tensor.mutable_data_ptr()); }
-
-void check(const at::Tensor& tensor, int64_t num_dims, const char* what) {
-  TORCH_CHECK(
-      tensor.dim() == num_dims && tensor.scalar_type() == at::kBFloat16 && tensor.device().is_cpu() &&
-          (tensor.size(-1) <= 1 || tensor.stride(-1) == 1),
-      what, " must be bfloat16 with ", num_dims, " dimensions, the last one contiguous");
-}
-
-void check_weight(const at::Tensor& weight, int64_t size, const char* what) {
-  const bool is_float = weight.scalar_type() == at::kBFloat16 || weight.scalar_type() == at::kFloat;
-  TORCH_CHECK(is_float && weight.is_contiguous() && weight.size(-1) == size, what, " must be contiguous, of ", size);
-}
-
-// Calls rows(first, end) for parts of [0, count), each on its own thread if `elements` are worth it.
-template <class Rows>
-void by_rows(int64_t count, int64_t elements, int64_t threshold, const Rows& rows) {
-  parallel(elements >= threshold, [&](int thread, int num_threads) {
-    const Part part = part_of(count, thread, num_threads);
-    if (part.begin < part.end) rows(part.begin, part.end);
-  });
-}
 
 at::Tensor gated(const at::Tensor& x, Gate gate) {
   check(x, 2, "gate_up");
@@ -226,36 +198,6 @@ at::Tensor rotary(const at::Tensor& heads, const at::Tensor& cos, const at::Tens
   return y;
 }
 
-// Of each row the greatest and the first place of it; NaN counts as greatest. Few rows are cut, so that all threads read.
-std::tuple<at::Tensor, at::Tensor> row_max(const at::Tensor& scores) {
-  RECORD_FUNCTION("tokenloom::row_max", c10::ArrayRef<const c10::IValue>{});
-  TORCH_CHECK(scores.dim() == 2 && scores.scalar_type() == at::kFloat && scores.device().is_cpu() &&
-                  scores.is_contiguous() && scores.size(1) > 0,
-              "scores must be float32 with 2 dimensions, contiguous, and have columns");
-  const int64_t num_rows = scores.size(0), size = scores.size(1), threads = max_threads();
-  const int64_t num_parts = num_rows >= 2 * threads || num_rows == 0 ? 1 : std::min(2 * threads, size);
-  std::vector<Greatest> found(static_cast<size_t>(num_rows * num_parts));
-  const float* from = scores.const_data_ptr<float>();
-  const auto kernel = greatest_of_kernel();
-  by_rows(num_rows * num_parts, scores.numel(), kCheapElements, [&](int64_t first, int64_t end) {
-    for (int64_t i = first; i < end; ++i) {
-      const int64_t part = i % num_parts;
-      found[i] = kernel(from + i / num_parts * size, size * part / num_parts, size * (part + 1) / num_parts);
-    }
-  });
-  at::Tensor values = at::empty({num_rows}, scores.options()), indices = at::empty({num_rows}, at::kLong);
-  for (int64_t row = 0; row < num_rows; ++row) {
-    Greatest best = found[row * num_parts];
-    for (int64_t part = 1; part < num_parts && best.value == best.value; ++part) {
-      const Greatest& own = found[row * num_parts + part];
-      if (!(own.value <= best.value)) best = own;
-    }
-    values.mutable_data_ptr<float>()[row] = best.value;
-    indices.mutable_data_ptr<int64_t>()[row] = best.index;
-  }
-  return {values, indices};
-}
-
 at::Tensor silu_and_mul(const at::Tensor& gate_up) {
   RECORD_FUNCTION("tokenloom::silu_and_mul", c10::ArrayRef<const c10::IValue>{});
   return gated(gate_up, Gate::silu);
@@ -284,6 +226,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("add_rms_norm", &tl::add_rms_norm);
   m.def("head_rms_norm", &tl::head_rms_norm);
   m.def("rotary", &tl::rotary);
+  m.def("rank", &tl::rank);
   m.def("row_max", &tl::row_max);
   m.def("silu_and_mul", &tl::silu_and_mul);
   m.def("gelu_tanh_and_mul", &tl::gelu_tanh_and_mul);
