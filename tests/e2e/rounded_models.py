@@ -67,6 +67,6 @@ def _rounded_to_int8(weight: torch.Tensor) -> torch.Tensor:
 
 _ROUNDED: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "int8": _rounded_to_int8,
-    "int8_dynamic": lambda weight: round_to_codes(weight, 8, 32, symmetric=True).dequantized(),
+    "int8_dynamic": lambda weight: round_to_codes(weight, 8, None, symmetric=True).dequantized(),
     "int4": lambda weight: round_to_codes(weight, 4, 32, symmetric=False).dequantized(),
 }

@@ -26,7 +26,9 @@ class SmoothQuant(RoundingMethod):
 
     Attributes:
         alpha: how much of the activations' magnitude goes to the weights, 0 to 1; None searches for each layer, on
-            rows that both roundings are applied to, no smoothing being one of the candidates.
+            rows that both roundings are applied to, no smoothing being one of the candidates. The magnitude is the
+            largest one of a feature, as in the paper; the search tries the mean as well, which few tokens with huge
+            activations do not decide.
     """
 
     alpha: float | None = None
@@ -53,16 +55,23 @@ class SmoothQuant(RoundingMethod):
         return RoundedLinear(round_to_nearest(weight, layer.scheme), scale, note)
 
     def _best_scale(self, layer: LinearToRound, form: InputScale) -> tuple[torch.Tensor | None, str]:
-        inputs = form.largest(layer.inputs.max_abs).clamp(min=_LEAST)
         weights = form.largest(layer.weight.abs().amax(dim=0)).clamp(min=_LEAST)
+
+        def scale_of(magnitude: torch.Tensor, alpha: float) -> torch.Tensor:
+            inputs = form.largest(magnitude).clamp(min=_LEAST)
+            return form.settled(inputs**alpha / weights ** (1 - alpha))
+
+        if self.alpha is not None:
+            return scale_of(layer.inputs.max_abs, self.alpha), f"alpha {self.alpha:g}"
         sample = layer.inputs.sample()  # [R, K]
         exact = sample @ layer.weight.T
         best, note, least = None, "no smoothing", _error(sample, layer, None, exact)
-        for alpha in _ALPHAS if self.alpha is None else (self.alpha,):
-            scale = form.settled(inputs**alpha / weights ** (1 - alpha))
-            error = _error(sample, layer, scale[form.producers], exact)
-            if error < least or self.alpha is not None:
-                best, note, least = scale, f"alpha {alpha:g}", error
+        for name, magnitude in (("largest", layer.inputs.max_abs), ("mean", layer.inputs.mean_abs)):
+            for alpha in _ALPHAS:
+                scale = scale_of(magnitude, alpha)
+                error = _error(sample, layer, scale[form.producers], exact)
+                if error < least:
+                    best, note, least = scale, f"alpha {alpha:g} of the {name} inputs", error
         return best, note
 
 

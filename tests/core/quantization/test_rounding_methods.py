@@ -182,3 +182,12 @@ def test_smoothquant_beats_both_roundings_without_smoothing() -> None:
     assert searched <= min(both(SmoothQuant(alpha)) for alpha in (0.3, 0.5, 0.9)) * 1.02
     assert SmoothQuant().round(task).note.startswith("alpha ")
     assert SmoothQuant(0.5).round(task).note == "alpha 0.5"
+
+
+def test_smoothquant_is_not_misled_by_one_huge_token() -> None:
+    """Its features say nothing about those of all others; the largest input of each is its own."""
+    x = inputs()
+    x[299] = 300.0 * x[299].flip(0)  # none of the sampled rows
+    task = layer(x, RoundingScheme(8, -1, True, torch.float32))
+    result = SmoothQuant().round(task)
+    assert result.note.endswith("of the mean inputs")
