@@ -8,18 +8,13 @@ from pathlib import Path
 import click
 
 from tokenloom.checkpoint.base import Checkpoint
+from tokenloom.cli.eval_settings import EvalSettings, evaluation_plan
 from tokenloom.compose import compose_config
-from tokenloom.evaluation.evaluate import Evaluation, EvaluationPlan
-from tokenloom.evaluation.intervals import Bootstrap
-from tokenloom.evaluation.texts import read_text
-from tokenloom.evaluation.windows import WindowPlan
+from tokenloom.evaluation.evaluate import Evaluation
 from tokenloom.quantization.model_card import evaluation_section
 from tokenloom.quantization.plan import blocks_before
 
 __all__ = ["judge", "told_before"]
-
-_WINDOW = 2048
-_BOOTSTRAP = Bootstrap(1000, 0)  # as `tokenloom eval` draws
 
 
 def told_before(checkpoint: Checkpoint) -> None:
@@ -48,13 +43,13 @@ def judge(
     Raises:
         ConfigError: the text has fewer tokens than a window.
     """
-    text, size = read_text(None), min(_WINDOW, longest - 1)
-    plan = EvaluationPlan(
-        text, WindowPlan(size, size, num_windows), None, delimiter=" ", retrieval=None, speed=None, bootstrap=_BOOTSTRAP
-    )
+    settings = EvalSettings(num_windows=num_windows)
+    settings = settings.model_copy(update={"window": min(settings.window, longest - 1)})
+    plan = evaluation_plan(settings, ("perplexity",))
+    assert plan.text is not None, "perplexity is of a text"
     with Evaluation(plan, progress) as evaluation:
         reference = evaluation.run_reference(compose_config(original))
         made = evaluation.run(compose_config([f"model={folder}", "quant=auto"]), "quantized")
-    section = evaluation_section({**made, "reference": reference}, text.name, text.digest)
+    section = evaluation_section({**made, "reference": reference}, plan.text.name, plan.text.digest)
     with (folder / "README.md").open("a", encoding="utf-8") as card:
         card.write(section)

@@ -13,7 +13,6 @@ from torch.nn import functional
 
 from tokenloom.drafter_training.corpus import Sequenced
 from tokenloom.drafter_training.draft_vocabulary import DraftVocabulary
-from tokenloom.drafter_training.target import Target
 from tokenloom.drafter_training.trainable_head import Places
 from tokenloom.models.causal_lm import FINAL_STATE
 
@@ -28,11 +27,17 @@ class Distillation:
         sequences: the conversations; T tokens in all.
         places: where a head is trained, R of them.
         vocabulary: the tokens that can be drafted, D of them.
-        target: its output matrix is read, and its soft cap of logits where it has one.
+        rows: [D, H], the target's output matrix for these.
+        soft_cap: of the target's logits, where it has one.
     """
 
     def __init__(
-        self, sequences: Sequence[Sequenced], places: Places, vocabulary: DraftVocabulary, target: Target
+        self,
+        sequences: Sequence[Sequenced],
+        places: Places,
+        vocabulary: DraftVocabulary,
+        rows: torch.Tensor,
+        soft_cap: float | None,
     ) -> None:
         self._places = places
         tokens = torch.cat([sequence.token_ids for sequence in sequences])  # [T]
@@ -44,9 +49,8 @@ class Distillation:
         needed = torch.cat(judges)  # [T]
         states = torch.cat([sequence.states[FINAL_STATE] for sequence in sequences])[needed]
         with torch.no_grad():
-            logits = functional.linear(states.float(), target.head[vocabulary.ids]).float()  # [needed, D]
-            cap = target.config.final_soft_cap
-            self._probs = (logits if cap is None else cap * (logits / cap).tanh()).softmax(dim=-1)
+            logits = functional.linear(states.float(), rows).float()  # [needed, D]
+            self._probs = (logits if soft_cap is None else soft_cap * (logits / soft_cap).tanh()).softmax(dim=-1)
         self._place_of = needed.cumsum(0) - 1  # [T]
         self._can_be_drafted = vocabulary.column_of[tokens] >= 0  # [T]
 

@@ -54,6 +54,7 @@ class Eagle3Network(TrainableHead):
         self._vocabulary = vocabulary
         self._num_steps = num_steps
         self._aux = aux_layers(config.num_layers)
+        self._rows = target.head[vocabulary.ids]
         self._begin()
 
     @torch.no_grad()
@@ -82,7 +83,7 @@ class Eagle3Network(TrainableHead):
 
     def losses(self, sequences: Sequence[Sequenced], lesson: Lesson) -> list[torch.Tensor]:
         places = places_of(sequences, lesson.prompt_weight)
-        told = Distillation(sequences, places, self._vocabulary, self._target)
+        told = Distillation(sequences, places, self._vocabulary, self._rows, self._target.config.final_soft_cap)
         logits = self._all_logits(sequences, places, lesson.num_drafts)
         return [told.loss(each, step) for step, each in enumerate(logits)]
 

@@ -53,7 +53,7 @@ class MedusaNetwork(TrainableHead):
 
     def losses(self, sequences: Sequence[Sequenced], lesson: Lesson) -> list[torch.Tensor]:
         places = places_of(sequences, lesson.prompt_weight)
-        told = Distillation(sequences, places, self._vocabulary, self._target)
+        told = Distillation(sequences, places, self._vocabulary, self._rows, self._target.config.final_soft_cap)
         logits = self._all_logits(sequences, places, lesson.num_drafts)
         return [told.loss(each, draft) for draft, each in enumerate(logits)]
 

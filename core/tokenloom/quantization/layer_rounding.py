@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, field
 from typing import final
 
 import torch
@@ -131,10 +130,10 @@ class LayerRounding:
         if norm is not None:
             return norm_scale(self._norms[norm], self._config.norm_offset, self._stored_dtype)
         rows = producer_rows(self._config, place)
-        producer = None if rows is None else self._done.weights.get(self._linear(rows.place).spec.name)
-        if rows is None or producer is None:
+        if rows is None:
             return None
-        return replace(rows.scale, settled=partial(producer.divisors, rows.start))
+        producer = self._done.weights.get(self._linear(rows.place).spec.name)
+        return None if producer is None else rows.scale(producer)
 
     def _hand_over(self, place: Place, scale: torch.Tensor) -> None:
         """Divides what stands before the layer; the text that was kept for the layer is divided as well."""
@@ -154,7 +153,7 @@ class LayerRounding:
             producer.bias[rows.start : rows.start + scale.numel()] /= scale
             self._done.biases[name] = producer.bias
         self._use(producer)
-        self._runner.divide_kept(scale[rows.scale.producers])
+        self._runner.divide_kept(scale[rows.columns])
 
     def _use(self, linear: StudiedLinear) -> None:
         linear.use(self._done.weights[linear.spec.name].dequantized())

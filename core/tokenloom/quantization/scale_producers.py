@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
 
 from tokenloom.model_config import ModelConfig
 from tokenloom.quantization.method import InputScale
+from tokenloom.quantization.rounded_weight import RoundedWeight
 
 __all__ = ["Place", "ProducerRows", "norm_name", "norm_scale", "producer_rows", "settled_norm"]
 
@@ -66,29 +68,28 @@ class ProducerRows:
     Attributes:
         place: the layer that has the rows.
         start: its first such row.
-        scale: of the layer behind. Rows may be divided by any number that their grid's scales have room for, see
-            `RoundedWeight.divisors`.
+        columns: int64 [K]: the row, from `start` on, that makes each input feature of the layer behind.
+        num_rows: how many rows they are.
     """
 
     place: Place
     start: int
-    scale: InputScale
+    columns: torch.Tensor
+    num_rows: int
+
+    def scale(self, weight: RoundedWeight) -> InputScale:
+        """The scale of the layer behind, where `weight` is that of the layer that has the rows."""
+        return InputScale(self.columns, self.num_rows, partial(weight.divisors, self.start))
 
 
 def producer_rows(config: ModelConfig, place: Place) -> ProducerRows | None:
     """Of the output projection the values, of down the up projection; None for the others."""
     if place == "down":
         size = config.intermediate_size
-        return ProducerRows("gate_up", size, InputScale(torch.arange(size), size, _as_wanted))
+        return ProducerRows("gate_up", size, torch.arange(size), size)
     if place != "output":
         return None
     num_heads, num_kv_heads, head_dim = config.num_heads, config.num_kv_heads, config.head_dim
     heads = torch.arange(num_heads) // (num_heads // num_kv_heads)  # the value head that each query head reads
     producers = (heads.unsqueeze(1) * head_dim + torch.arange(head_dim)).flatten()
-    scale = InputScale(producers, num_kv_heads * head_dim, _as_wanted)
-    return ProducerRows("qkv", (num_heads + num_kv_heads) * head_dim, scale)
-
-
-def _as_wanted(wanted: torch.Tensor) -> torch.Tensor:
-    """Rows on a grid are divided by dividing their scales."""
-    return wanted
+    return ProducerRows("qkv", (num_heads + num_kv_heads) * head_dim, producers, num_kv_heads * head_dim)

@@ -116,7 +116,8 @@ def test_a_capped_target_teaches_what_it_says(target: Target, corpus: Corpus) ->
     logits = 0.5 * ((states @ capped.head[vocabulary.ids].T) / 0.5).tanh()
     is_taught = vocabulary.mask[sequence.token_ids[places.ahead(2)[0]]]
     entropies = -(logits.softmax(-1) * logits.log_softmax(-1)).sum(-1)
-    loss = Distillation([sequence], places, vocabulary, capped).loss(logits, 0)
+    rows, cap = capped.head[vocabulary.ids], capped.config.final_soft_cap
+    loss = Distillation([sequence], places, vocabulary, rows, cap).loss(logits, 0)
     assert loss.item() == pytest.approx(entropies[is_taught].mean().item(), rel=1e-5)
 
 

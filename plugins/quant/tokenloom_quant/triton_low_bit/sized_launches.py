@@ -6,7 +6,9 @@ Looking sizes of tiles up and putting a launch together takes the host longer th
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from functools import lru_cache
+from typing import Any
 
 import torch
 import triton
@@ -20,7 +22,7 @@ from tokenloom_quant.triton_low_bit.kernels import (
     scaled_product_kernel,
 )
 from tokenloom_quant.triton_low_bit.packing import CodesForm
-from tokenloom_quant.triton_low_bit.tiles import Tiles, Work, plan_splits, tiles_for
+from tokenloom_quant.triton_low_bit.tiles import Work, plan_splits, tiles_for
 
 __all__ = ["grouped_kernels", "rounding_kernel", "scaled_kernels"]
 
@@ -36,33 +38,20 @@ def grouped_kernels(
     card: Card, num_rows: int, stride_x: int, dtype: torch.dtype, form: CodesForm, deterministic: bool
 ) -> tuple[KernelLaunch, ...]:
     """Of rows of `dtype`, without tensors."""
-    tiles = tiles_for(card.name, num_rows, dtype, deterministic=deterministic)
-    work = Work(num_rows, form.num_features, form.num_steps)
-    num_splits, steps = plan_splits(card, work, tiles, deterministic=deterministic)
-    product = KernelLaunch(
+    return _product_kernels(
         grouped_product_kernel,
-        _grid(work, tiles, num_splits),
+        card,
+        Work(num_rows, form.num_features, form.num_steps),
+        dtype,
         arguments={
             "stride_x": stride_x,
             "stride_codes": form.stride,
-            "num_rows": num_rows,
-            "num_features": form.num_features,
             "num_columns": form.num_columns,
-            "num_steps": form.num_steps,
-            "steps_per_split": steps,
             "steps_per_group": max(1, form.steps_per_group),
         },
-        constants={
-            "BITS": form.bits,
-            "HALF": form.half,
-            "IS_PAIR_ALIKE": form.steps_per_group > 0,
-            "BLOCK_M": tiles.rows,
-            "BLOCK_N": tiles.features,
-        },
-        num_warps=tiles.num_warps,
-        num_stages=tiles.num_stages,
+        constants={"BITS": form.bits, "HALF": form.half, "IS_PAIR_ALIKE": form.steps_per_group > 0},
+        deterministic=deterministic,
     )
-    return (product,) if num_splits == 1 else (product, _adding_kernel(work, num_splits))
 
 
 @lru_cache(_MOST_KEPT)
@@ -72,32 +61,19 @@ def scaled_kernels(
     """Of (rows, features, padded columns, groups, columns of a group), both operands of `dtype`, without tensors."""
     num_rows, num_features, num_columns, num_groups, group_size = sizes
     step = _MAX_STEP if num_groups == 1 else math.gcd(group_size, _MAX_STEP)
-    tiles = tiles_for(card.name, num_rows, dtype, deterministic=deterministic)
-    work = Work(num_rows, num_features, -(-num_columns // step))
-    num_splits, steps = plan_splits(card, work, tiles, deterministic=deterministic)
-    product = KernelLaunch(
+    return _product_kernels(
         scaled_product_kernel,
-        _grid(work, tiles, num_splits),
+        card,
+        Work(num_rows, num_features, -(-num_columns // step)),
+        dtype,
         arguments={
-            "num_rows": num_rows,
-            "num_features": num_features,
             "num_columns": num_columns,
-            "num_steps": work.num_steps,
-            "steps_per_split": steps,
             "steps_per_group": max(1, group_size // step),
             "num_groups": num_groups,
         },
-        constants={
-            "IS_GROUPED": num_groups > 1,
-            "IS_INT": dtype == torch.int8,
-            "BLOCK_M": tiles.rows,
-            "BLOCK_N": tiles.features,
-            "BLOCK_K": step,
-        },
-        num_warps=tiles.num_warps,
-        num_stages=tiles.num_stages,
+        constants={"IS_GROUPED": num_groups > 1, "IS_INT": dtype == torch.int8, "BLOCK_K": step},
+        deterministic=deterministic,
     )
-    return (product,) if num_splits == 1 else (product, _adding_kernel(work, num_splits))
 
 
 @lru_cache(_MOST_KEPT)
@@ -124,6 +100,39 @@ def rounding_kernel(sizes: tuple[int, ...], stride_x: int, dtype: torch.dtype) -
     )
 
 
+def _product_kernels(
+    kernel: Any,
+    card: Card,
+    work: Work,
+    dtype: torch.dtype,
+    *,
+    arguments: Mapping[str, int],
+    constants: Mapping[str, int],
+    deterministic: bool,
+) -> tuple[KernelLaunch, ...]:
+    """A product's launch, and that which adds up its splits where it has some; `arguments` and `constants` are those
+    that only this product has."""
+    tiles = tiles_for(card.name, work.num_rows, dtype, deterministic=deterministic)
+    num_splits, steps = plan_splits(card, work, tiles, deterministic=deterministic)
+    # Programs that run side by side read the same weights.
+    grid = (-(-work.num_rows // tiles.rows), -(-work.num_features // tiles.features), num_splits)
+    product = KernelLaunch(
+        kernel,
+        grid,
+        arguments={
+            "num_rows": work.num_rows,
+            "num_features": work.num_features,
+            "num_steps": work.num_steps,
+            "steps_per_split": steps,
+            **arguments,
+        },
+        constants={"BLOCK_M": tiles.rows, "BLOCK_N": tiles.features, **constants},
+        num_warps=tiles.num_warps,
+        num_stages=tiles.num_stages,
+    )
+    return (product,) if num_splits == 1 else (product, _adding_kernel(work, num_splits))
+
+
 def _adding_kernel(work: Work, num_splits: int) -> KernelLaunch:
     """Adds up the partial results of the splits, without tensors."""
     return KernelLaunch(
@@ -138,8 +147,3 @@ def _adding_kernel(work: Work, num_splits: int) -> KernelLaunch:
         num_warps=4,
         num_stages=1,
     )
-
-
-def _grid(work: Work, tiles: Tiles, num_splits: int) -> tuple[int, int, int]:
-    # Programs that run side by side read the same weights.
-    return -(-work.num_rows // tiles.rows), -(-work.num_features // tiles.features), num_splits

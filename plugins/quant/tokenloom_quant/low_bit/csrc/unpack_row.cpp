@@ -5,9 +5,6 @@
 namespace tl {
 namespace {
 
-// Which of each eight codes of 4 bits byte 0 to 3 holds, in its lower half and in its upper one: see low_bit.h.
-constexpr int kLower[4] = {0, 4, 1, 5}, kUpper[4] = {2, 6, 3, 7};
-
 float number_at(const void* from, bool is_half, int64_t at) {
   return is_half ? static_cast<float>(static_cast<const c10::Half*>(from)[at]) : static_cast<const float*>(from)[at];
 }
@@ -17,14 +14,10 @@ float number_at(const void* from, bool is_half, int64_t at) {
 void unpack_row(const LowBitWeights& w, int64_t index, float* to) {
   const int64_t panel = index / kPanel, place = index % kPanel, group_size = w.padded / w.num_groups;
   const uint8_t* bytes = w.codes + panel * w.num_planes() * kPlaneBytes + place * 4;
-  const auto code_at = [&](int64_t k) -> int {
-    if (w.bits == 8) return bytes[k / 4 * kPlaneBytes + k % 4];
-    const uint8_t* four = bytes + k / 8 * kPlaneBytes;
-    for (int b = 0; b < 4; ++b) {
-      if (kLower[b] == k % 8) return four[b] & 15;
-      if (kUpper[b] == k % 8) return four[b] >> 4;
-    }
-    return 0;
+  const auto code_at = [&](int64_t k) {
+    if (w.bits == 8) return bytes[k / 4 * kPlaneBytes + k % 4] & 255;
+    const int64_t half = k % 2, shift = k % 8 / 2 * 4;  // see low_bit.h
+    return bytes[k / 8 * kPlaneBytes + half * 2 + shift / 8] >> shift % 8 & 15;
   };
   for (int64_t group = 0; group < w.num_groups; ++group) {
     const int64_t at = (panel * w.num_groups + group) * kPanel + place;
