@@ -8,10 +8,13 @@ from typing import Literal
 import torch
 from native_op_case import Call, Case, Make, Shapes, random_bfloat16
 
-from tokenloom.ops.native_ops import native_rank, native_row_max
+from tokenloom.ops.native_sampling import native_draw, native_rank, native_row_max
 from tokenloom.ops.packed_linear import GatedAct
 from tokenloom.ops.table import OpTable
+from tokenloom.sampling import SamplingBatch, SamplingRow
 from tokenloom.sampling.filtering import rank_tokens
+from tokenloom.sampling.sampler import draw_tokens
+from tokenloom.sampling_params import SamplingParams
 
 __all__ = ["dense_cases"]
 
@@ -44,6 +47,7 @@ def dense_cases(shapes: Shapes, rows: int) -> Iterator[Case]:
     )
     yield Case(f"greedy choice {shapes.vocab}", 4 * rows * shapes.vocab, _greedy(rows, shapes.vocab))
     yield Case(f"first {_RANKED} of {shapes.vocab}", 4 * rows * shapes.vocab, _ranked(rows, shapes.vocab))
+    yield Case(f"draw from {shapes.vocab}", 4 * rows * shapes.vocab, _drawn(rows, shapes.vocab))
 
 
 def _linear(rows: int, k: int, n: int) -> Make:
@@ -132,5 +136,18 @@ def _ranked(rows: int, vocab: int) -> Make:
         scores = -torch.rand(rows, vocab)
         rank = native_rank if name == "native" else rank_tokens
         return lambda: rank(scores, _RANKED)
+
+    return make
+
+
+def _drawn(rows: int, vocab: int) -> Make:
+    """A token for each row at temperature 0.8, noise and all."""
+
+    def make(name: str, _ops: OpTable) -> Call:
+        logits = 3 * torch.randn(rows, vocab)
+        settings = [SamplingRow(SamplingParams(temperature=0.8), seed, 0, 0, (), ()) for seed in range(rows)]
+        batch, tops = SamplingBatch.build(settings, vocab), logits.amax(dim=-1)
+        draw = native_draw if name == "native" else draw_tokens
+        return lambda: draw(logits, tops, batch)
 
     return make

@@ -37,10 +37,10 @@ class AttentionPart:
             soft_cap=config.attn_soft_cap,
         )
         self._rotary = factory.ops.rotary
+        self._split_rotary = factory.ops.split_rotary
         self._head_dim = config.head_dim
         self._num_heads = config.num_heads
-        self._num_rotated = config.num_heads + config.num_kv_heads  # queries and keys
-        self._num_all = self._num_rotated + config.num_kv_heads
+        self._num_kv_heads = config.num_kv_heads
         self._qkv = _qkv_projection(config, factory, name)
         self._qk_norm = (
             factory.head_norms(name, config.head_dim, config.num_heads, config.rms_norm_eps, offset=config.norm_offset)
@@ -69,17 +69,26 @@ class AttentionPart:
         Returns:
             [T, H].
         """
-        num_heads, num_rotated = self._num_heads, self._num_rotated
-        heads = self._qkv.apply(x).view(x.shape[0], self._num_all, self._head_dim)  # [T, Hq + 2 * Hkv, D]
+        query, key, value = self._project(x, rotation)
+        self._write(kv, key, value, context)
+        metadata = context.metadata[self.facts.group_id]
+        attended = context.attention.forward(query, kv, self.facts, metadata)  # [T, Hq, D]
+        return self._output.apply(attended.flatten(1))
+
+    def _project(self, x: torch.Tensor, rotation: Rotation | None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Queries [T, Hq, D], keys and values [T, Hkv, D] of normed states [T, H]."""
+        num_heads, num_kv_heads = self._num_heads, self._num_kv_heads
+        projected = self._qkv.apply(x)
+        if self._qk_norm is None and rotation is not None:
+            return self._split_rotary(projected, num_heads, num_kv_heads, rotation.cos, rotation.signed_sin)
+        num_rotated = num_heads + num_kv_heads
+        heads = projected.view(x.shape[0], num_rotated + num_kv_heads, self._head_dim)
         turned = heads[:, :num_rotated]  # [T, Hq + Hkv, D]
         if self._qk_norm is not None:
             turned = self._qk_norm(turned)
         if rotation is not None:
             turned = self._rotary(turned, rotation.cos, rotation.signed_sin)
-        metadata = context.metadata[self.facts.group_id]
-        self._write(kv, turned[:, num_heads:], heads[:, num_rotated:], context)
-        attended = context.attention.forward(turned[:, :num_heads], kv, self.facts, metadata)  # [T, Hq, D]
-        return self._output.apply(attended.flatten(1))
+        return turned[:, :num_heads], turned[:, num_heads:], heads[:, num_rotated:]
 
     def _write(
         self, kv: Sequence[torch.Tensor], key: torch.Tensor, value: torch.Tensor, context: ForwardContext

@@ -17,9 +17,8 @@ from torch.nn import functional
 from tokenloom.ops.native import load_extension
 from tokenloom.ops.packed_linear import GatedAct, PackedLinear
 from tokenloom.ops.weight_memory import WeightMemory
-from tokenloom.sampling.row_max import RowMax
 
-__all__ = ["NativeLinear", "native_module", "native_rank", "native_row_max"]
+__all__ = ["NativeLinear", "native_module"]
 
 _CSRC = Path(__file__).parent / "native" / "csrc"
 _PANEL = 32  # kPanel of linear.h: output features side by side
@@ -37,9 +36,11 @@ def native_module() -> ModuleType:
         "tokenloom_ops",
         sources=[_CSRC / "binding.cpp", _CSRC / "ranking.cpp"],
         kernels=[
+            _CSRC / "draw.cpp",
             _CSRC / "linear.cpp",
             _CSRC / "linear_amx.cpp",
             _CSRC / "linear_gated.cpp",
+            _CSRC / "mass.cpp",
             _CSRC / "pointwise.cpp",
             _CSRC / "row_max.cpp",
             _CSRC / "smallest_sizes.cpp",
@@ -47,17 +48,6 @@ def native_module() -> ModuleType:
         include_dirs=[_CSRC],
         instead="engine.operations=torch",
     )
-
-
-def native_row_max(scores: torch.Tensor) -> RowMax:
-    """`sampling.row_max.row_max` in one pass on all threads: fp32 [R, V] -> values and indices [R]."""
-    return RowMax(*native_module().row_max(scores.contiguous()))
-
-
-def native_rank(scores: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """`sampling.filtering.rank_tokens` without a key for every token: fp32 [S, V] -> ids and scores [S, width]."""
-    ids, ranked = native_module().rank(scores.contiguous(), width)
-    return ids, ranked
 
 
 @final

@@ -9,7 +9,7 @@ from typing import final
 
 from torch import Tensor
 
-from tokenloom.ops.native_ops import native_rank, native_row_max
+from tokenloom.ops.native_sampling import NATIVE_ROWS
 from tokenloom.ops.table import OpsName
 from tokenloom.sampling.batch import SamplingBatch
 from tokenloom.sampling.sampler import choose_tokens
@@ -40,11 +40,11 @@ TORCH_SAMPLING = SamplingOps(choose_tokens, verify_chain, verify_tree)
 
 
 def build_sampling_ops(ops: OpsName) -> SamplingOps:
-    """The operations that go with a choice of `engine.operations`; native has maxima and ranks of its own."""
+    """The operations that go with a choice of `engine.operations`; native has operations on rows of its own."""
     if ops == "torch":
         return TORCH_SAMPLING
     if ops == "native":
-        return replace(TORCH_SAMPLING, choose_tokens=partial(choose_tokens, find_max=native_row_max, rank=native_rank))
+        return replace(TORCH_SAMPLING, choose_tokens=partial(choose_tokens, operations=NATIVE_ROWS))
     # Triton is there on Linux only.
     from tokenloom.ops import triton_sampling
 

@@ -25,6 +25,7 @@ __all__ = [
     "OpsName",
     "RmsNorm",
     "Rotary",
+    "SplitRotary",
     "build_op_table",
     "outline_op_table",
 ]
@@ -34,6 +35,9 @@ RmsNorm = Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]
 AddRmsNorm = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float], tuple[torch.Tensor, torch.Tensor]]
 HeadRmsNorm = Callable[[torch.Tensor, torch.Tensor, int, float], torch.Tensor]
 Rotary = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+SplitRotary = Callable[
+    [torch.Tensor, int, int, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+]
 GatedActivation = Callable[[torch.Tensor], torch.Tensor]
 
 
@@ -54,6 +58,8 @@ class OpTable:
             elements of each head, element i paired with i + R/2 (not with its neighbour). cos and sin hold each angle
             twice, once per half; the first half of signed_sin is negated. Queries and keys that lie side by side are
             rotated in one call.
+        split_rotary: (projected [T, (Hq + 2 * Hkv) * D], Hq, Hkv, cos, signed_sin) -> queries [T, Hq, D] and keys
+            [T, Hkv, D], both rotated, and values [T, Hkv, D], a view. Rows of each may be strided.
         silu_and_mul: (gate_up [T, 2 * I]) -> silu(first half) * second half, [T, I].
         gelu_tanh_and_mul: the same with GELU in its tanh form.
     """
@@ -63,6 +69,7 @@ class OpTable:
     add_rms_norm: AddRmsNorm
     head_rms_norm: HeadRmsNorm
     rotary: Rotary
+    split_rotary: SplitRotary
     silu_and_mul: GatedActivation
     gelu_tanh_and_mul: GatedActivation
 
@@ -104,6 +111,7 @@ def _torch_table(device: torch.device, deterministic: bool) -> OpTable:
         add_rms_norm=torch_ops.add_rms_norm,
         head_rms_norm=torch_ops.head_rms_norm,
         rotary=torch_ops.rotary,
+        split_rotary=partial(torch_ops.split_rotary, rotary=torch_ops.rotary),
         silu_and_mul=silu,
         gelu_tanh_and_mul=gelu_tanh,
     )
@@ -117,6 +125,7 @@ def _native_table(deterministic: bool) -> OpTable:
         add_rms_norm=module.add_rms_norm,
         head_rms_norm=module.head_rms_norm,
         rotary=module.rotary,
+        split_rotary=module.split_rotary,
         silu_and_mul=module.silu_and_mul,
         gelu_tanh_and_mul=module.gelu_tanh_and_mul,
     )
@@ -134,6 +143,7 @@ def _triton_table(deterministic: bool) -> OpTable:
         add_rms_norm=triton_layers.add_rms_norm,
         head_rms_norm=triton_layers.head_rms_norm,
         rotary=triton_layers.rotary,
+        split_rotary=partial(torch_ops.split_rotary, rotary=triton_layers.rotary),
         silu_and_mul=silu,
         gelu_tanh_and_mul=gelu_tanh,
     )

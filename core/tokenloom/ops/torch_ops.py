@@ -21,6 +21,7 @@ __all__ = [
     "row_invariant_linear",
     "row_invariant_silu_and_mul",
     "silu_and_mul",
+    "split_rotary",
 ]
 
 _TILE_ROWS = 16
@@ -128,6 +129,32 @@ def rotary(heads: torch.Tensor, cos: torch.Tensor, signed_sin: torch.Tensor) -> 
     turned = heads[..., :rotary_dim]
     turned = torch.addcmul(turned * cos, turned.roll(rotary_dim // 2, -1), signed_sin)
     return torch.cat((turned, heads[..., rotary_dim:]), dim=-1)
+
+
+def split_rotary(
+    projected: torch.Tensor,
+    num_heads: int,
+    num_kv_heads: int,
+    cos: torch.Tensor,
+    signed_sin: torch.Tensor,
+    rotary: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor] = rotary,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Cuts what the fused projection gives into heads, and rotates those of queries and keys with `rotary`.
+
+    Args:
+        projected: [T, (Hq + 2 * Hkv) * D]: queries, keys, values.
+        num_heads: Hq.
+        num_kv_heads: Hkv.
+        cos, signed_sin: as for `rotary`.
+
+    Returns:
+        Queries [T, Hq, D], keys [T, Hkv, D], values [T, Hkv, D].
+    """
+    num_rotated = num_heads + num_kv_heads
+    num_all = num_rotated + num_kv_heads
+    heads = projected.view(projected.shape[0], num_all, projected.shape[1] // num_all)  # [T, Hq + 2 * Hkv, D]
+    turned = rotary(heads[:, :num_rotated], cos, signed_sin)
+    return turned[:, :num_heads], turned[:, num_heads:], heads[:, num_rotated:]
 
 
 def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:

@@ -14,10 +14,12 @@ from typing import final
 import torch
 from torch import Tensor
 
-__all__ = ["Candidates", "Limits", "Rank", "apply_min_p", "rank_tokens", "ranked_candidates"]
+__all__ = ["Candidates", "Limits", "Rank", "TotalMass", "apply_min_p", "rank_tokens", "ranked_candidates", "total_mass"]
 
 Rank = Callable[[Tensor, int], tuple[Tensor, Tensor]]
 """`rank_tokens`, or what gives the same."""
+TotalMass = Callable[[Tensor], Tensor]
+"""`total_mass`, or what gives the same but for the last bits of exp()."""
 
 _MASS_UNITS = 2.0**40
 """Vocabularies up to 2^22 tokens sum without overflow."""
@@ -76,6 +78,11 @@ def rank_tokens(scores: Tensor, width: int) -> tuple[Tensor, Tensor]:
     return keys & _TOKEN_ID_BITS, (keys >> 32).to(torch.int32).view(torch.float32).neg()
 
 
+def total_mass(scores: Tensor) -> Tensor:
+    """The probabilities of all tokens relative to the row's best one, summed: fp32 [S, V] -> int64 [S] (see top)."""
+    return _mass(scores).sum(dim=-1)
+
+
 def apply_min_p(scores: Tensor, min_p: Tensor) -> Tensor:
     """Sets the scores of tokens below min_p times the best token's probability to -inf.
 
@@ -91,7 +98,9 @@ def apply_min_p(scores: Tensor, min_p: Tensor) -> Tensor:
     return scores.masked_fill(scores < min_p.log(), float("-inf"))
 
 
-def ranked_candidates(scores: Tensor, limits: Limits, rank: Rank = rank_tokens) -> Iterator[Candidates]:
+def ranked_candidates(
+    scores: Tensor, limits: Limits, rank: Rank = rank_tokens, sum_mass: TotalMass = total_mass
+) -> Iterator[Candidates]:
     """Ranks the tokens of each row and applies min_p, top_k and top_p, in this order.
 
     Each filter works on what the one before it kept: the probabilities that top_p sums are those of the survivors,
@@ -101,16 +110,17 @@ def ranked_candidates(scores: Tensor, limits: Limits, rank: Rank = rank_tokens) 
         scores: fp32 [S, V], differences to the row's maximum after temperature.
         limits: the S rows' limits.
         rank: orders them.
+        sum_mass: sums them where top_p counts all tokens.
     """
     scores = apply_min_p(scores, limits.min_p)
     vocab_size = scores.shape[1]
     rows = torch.arange(scores.shape[0], device=scores.device)  # [S]
     is_bounded = limits.max_top_k < vocab_size
-    total_mass = None if is_bounded else _mass(scores).sum(dim=-1, keepdim=True)  # [S, 1]
+    total = None if is_bounded else sum_mass(scores).unsqueeze(1)  # [S, 1]
     for width in _widths(scores.device, limits.max_top_k, vocab_size):
         top_k, top_p = limits.top_k[rows], limits.top_p[rows]
         token_ids, ranked = rank(scores if len(rows) == len(scores) else scores[rows], width)
-        is_kept = _kept_tokens(ranked, top_k, top_p, None if total_mass is None else total_mass[rows])
+        is_kept = _kept_tokens(ranked, top_k, top_p, None if total is None else total[rows])
         found = Candidates(rows, token_ids, ranked.masked_fill(~is_kept, float("-inf")))
         if width >= limits.max_top_k:
             yield found

@@ -15,13 +15,32 @@ from torch import Tensor
 
 from tokenloom.sampling.batch import SamplingBatch
 from tokenloom.sampling.constraint import AllowedTokens
-from tokenloom.sampling.filtering import Candidates, Limits, Rank, apply_min_p, rank_tokens, ranked_candidates
+from tokenloom.sampling.filtering import (
+    Candidates,
+    Limits,
+    Rank,
+    TotalMass,
+    apply_min_p,
+    rank_tokens,
+    ranked_candidates,
+    total_mass,
+)
 from tokenloom.sampling.logprobs import SampleLogprobs, raw_logprobs
 from tokenloom.sampling.noise import Purpose, gumbel_noise, gumbel_noise_for
 from tokenloom.sampling.processing import process_logits
 from tokenloom.sampling.row_max import RowMax, row_max
 
-__all__ = ["SampleResult", "TargetProbs", "choice_probs", "choose_tokens", "sample", "target_probs"]
+__all__ = [
+    "TORCH_ROWS",
+    "RowOperations",
+    "SampleResult",
+    "TargetProbs",
+    "choice_probs",
+    "choose_tokens",
+    "draw_tokens",
+    "sample",
+    "target_probs",
+]
 
 _CHUNK_LOGITS = 1 << 19
 """On a CPU, rows are ranked in chunks of about this many logits: temporaries that stay in cache halve the time."""
@@ -68,26 +87,54 @@ def sample(logits: Tensor, batch: SamplingBatch, allowed: AllowedTokens | None =
     return SampleResult(token_ids, invalid, raw_logprobs(logits, token_ids, batch.groups))
 
 
-def choose_tokens(
-    processed: Tensor,
-    batch: SamplingBatch,
-    find_max: Callable[[Tensor], RowMax] = row_max,
-    rank: Rank = rank_tokens,
-) -> tuple[Tensor, Tensor]:
-    """Second half of `sample`: token ids and invalid rows from what `process_logits` made, fp32 [R, V].
+def draw_tokens(processed: Tensor, tops: Tensor, batch: SamplingBatch) -> Tensor:
+    """Draws the tokens of the batch's plain rows, over the whole vocabulary.
 
-    `find_max` gives what `row_max` does, and `rank` what `rank_tokens` does.
+    Args:
+        processed: fp32 [R, V].
+        tops: fp32 [R], the greatest of each row.
+        batch: of the R rows.
+
+    Returns:
+        int64 [plain rows]: argmax of score + noise, the lowest id of equals; any id in invalid rows.
     """
-    best = find_max(processed)
+    noise = gumbel_noise(*batch.noise_keys(batch.groups.plain_rows), Purpose.SAMPLE, batch.vocab_size)
+    return _plain_scores(processed, tops, batch).add_(noise).argmax(dim=-1)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class RowOperations:
+    """One implementation of what costs time in `choose_tokens`; those in C++ round exp() and log() a little otherwise.
+
+    Attributes:
+        find_max: see `row_max`.
+        rank: see `filtering.rank_tokens`.
+        sum_mass: see `filtering.total_mass`.
+        draw: see `draw_tokens`.
+    """
+
+    find_max: Callable[[Tensor], RowMax]
+    rank: Rank
+    sum_mass: TotalMass
+    draw: Callable[[Tensor, Tensor, SamplingBatch], Tensor]
+
+
+TORCH_ROWS = RowOperations(row_max, rank_tokens, total_mass, draw_tokens)
+"""For any device; what the others are tested against."""
+
+
+def choose_tokens(
+    processed: Tensor, batch: SamplingBatch, operations: RowOperations = TORCH_ROWS
+) -> tuple[Tensor, Tensor]:
+    """Second half of `sample`: token ids and invalid rows from what `process_logits` made, fp32 [R, V]."""
+    best = operations.find_max(processed)
     invalid = ~best.values.isfinite()
     token_ids = best.indices
     groups = batch.groups
     if len(groups.plain_rows) > 0:
-        rows = groups.plain_rows
-        scores = _plain_scores(processed, best.values, batch)
-        noise = gumbel_noise(*batch.noise_keys(rows), Purpose.SAMPLE, batch.vocab_size)
-        token_ids[rows] = scores.add_(noise).argmax(dim=-1)
-    for candidates in _ranked(processed, best.values, batch, rank):
+        token_ids[groups.plain_rows] = operations.draw(processed, best.values, batch)
+    for candidates in _ranked(processed, best.values, batch, operations):
         token_ids[candidates.rows] = _choose(candidates, batch)
     return token_ids.masked_fill(invalid, 0), invalid
 
@@ -128,7 +175,9 @@ def _plain_scores(processed: Tensor, row_max: Tensor, batch: SamplingBatch) -> T
     return apply_min_p(_scores(processed, row_max, batch, rows), batch.min_p[rows])
 
 
-def _ranked(processed: Tensor, row_max: Tensor, batch: SamplingBatch, rank: Rank = rank_tokens) -> Iterator[Candidates]:
+def _ranked(
+    processed: Tensor, row_max: Tensor, batch: SamplingBatch, operations: RowOperations = TORCH_ROWS
+) -> Iterator[Candidates]:
     """What the rows with top_k or top_p keep; `rows` of the results count in the batch."""
     all_rows = batch.groups.ranked_rows
     chunk = max(1, len(all_rows))
@@ -137,7 +186,8 @@ def _ranked(processed: Tensor, row_max: Tensor, batch: SamplingBatch, rank: Rank
     for start in range(0, len(all_rows), chunk):
         rows = all_rows[start : start + chunk]
         limits = Limits(batch.top_k[rows], batch.top_p[rows], batch.min_p[rows], batch.groups.max_top_k)
-        for found in ranked_candidates(_scores(processed, row_max, batch, rows), limits, rank):
+        scores = _scores(processed, row_max, batch, rows)
+        for found in ranked_candidates(scores, limits, operations.rank, operations.sum_mass):
             yield Candidates(rows[found.rows], found.token_ids, found.scores)
 
 

@@ -207,6 +207,23 @@ def test_rotary_turns_pairs_of_halves(ops: OpTable, num_rows: int, head_dim: int
     _assert_near(ops.rotary(heads, cos, sin), exact, sums=1e-6)
 
 
+@pytest.mark.parametrize("num_rows", ROWS)
+def test_split_rotary_turns_queries_and_keys_and_leaves_values(ops: OpTable, num_rows: int) -> None:
+    projected = _within_nan(_random(1, num_rows, 7 * 16))  # rows with a gap between them
+    angles = torch.randn(num_rows, 1, 8, generator=torch.Generator().manual_seed(2))
+    cos, sin = angles.cos().to(BF16), angles.sin().to(BF16)
+    cos, sin = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
+    exact = torch_ops.split_rotary(projected.double(), 3, 2, cos.double(), sin.double())
+    found = ops.split_rotary(projected, 3, 2, cos, sin)
+    assert [part.shape for part in found] == [(num_rows, 3, 16), (num_rows, 2, 16), (num_rows, 2, 16)]
+    for own, expected in zip(found, exact, strict=True):
+        _assert_near(own, expected, sums=1e-6)
+    heads = projected.unflatten(1, (7, 16))
+    turned = torch_ops.rotary(heads[:, :5].double(), cos.double(), sin.double())
+    expected_parts = (turned[:, :3], turned[:, 3:], heads[:, 5:].double())
+    assert all(torch.equal(one, other) for one, other in zip(exact, expected_parts, strict=True))
+
+
 @pytest.mark.parametrize("size", [1, 17, 1536])
 @pytest.mark.parametrize("num_rows", ROWS)
 def test_activations_gate_the_second_half(ops: OpTable, num_rows: int, size: int) -> None:
@@ -233,6 +250,7 @@ def test_activations_are_right_at_the_ends_of_the_range(ops: OpTable) -> None:
         lambda ops: ops.pack_linear(_random(1, 4, 8), None).apply(_random(1, 2, 7)),
         lambda ops: ops.pack_linear(_random(1, 4, 8), None).apply(_random(1, 8, 2).T),
         lambda ops: ops.rotary(_random(1, 2, 3, 8), _random(1, 2, 1, 16), _random(1, 2, 1, 16)),
+        lambda ops: ops.split_rotary(_random(1, 2, 41), 3, 1, _random(1, 2, 1, 8), _random(1, 2, 1, 8)),
     ],
 )
 def test_wrong_operands_are_refused(ops: OpTable, call: Callable[[OpTable], object]) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.core.ops.native_levels import LEVELS, NEEDS_COMPILER, at_level
-from tokenloom.ops.native_ops import native_rank
+from tokenloom.ops.native_sampling import native_rank
 from tokenloom.ops.sampling_table import TORCH_SAMPLING, build_sampling_ops
 from tokenloom.sampling import SamplingBatch, SamplingRow
 from tokenloom.sampling.filtering import rank_tokens

@@ -30,6 +30,7 @@ from tokenloom_attention.native_cpu.kernels import load_kernels
 __all__ = ["NativeCpuBackend", "NativeCpuConfig", "NativeCpuMetadata"]
 
 _COLUMNS = 16
+_KEY_TILE = 16  # kKeyTile of attention.h
 """Rows of values are padded to whole vectors, the widest ones of any CPU."""
 
 _MAX_INT8_HEAD_DIM = 512
@@ -87,6 +88,7 @@ class NativeCpuBackend(AttentionBackend):
         self._context = context
         self._stored = torch.int8 if config.kv_dtype == "int8" else context.dtype
         self._pack = 4 // self._stored.itemsize
+        self._tile = _KEY_TILE if context.block_size % _KEY_TILE == 0 else context.block_size
         self._padded_dim = -(-context.head_dim // _COLUMNS) * _COLUMNS
         self._native = load_kernels().Backend(
             context.num_heads,
@@ -100,10 +102,11 @@ class NativeCpuBackend(AttentionBackend):
         )
 
     def kv_cache_spec(self, num_blocks: int) -> KVCacheSpec:
-        """Keys [n, Hkv, D / p, BS, p] and values [n, Hkv, ceil(BS / p), padded D, p], p elements to a word; with int8
-        their scales [n, Hkv, BS] follow."""
+        """Keys [n, Hkv, BS / t, D / p, t, p] and values [n, Hkv, ceil(BS / p), padded D, p], p elements to a word and t
+        keys to a tile; with int8 their scales [n, Hkv, BS] follow."""
         context, pack = self._context, self._pack
-        keys = (context.num_kv_heads, context.head_dim // pack, context.block_size, pack)
+        num_tiles = context.block_size // self._tile
+        keys = (context.num_kv_heads, num_tiles, context.head_dim // pack, self._tile, pack)
         values = (context.num_kv_heads, -(-context.block_size // pack), self._padded_dim, pack)
         shapes: list[tuple[int, ...]] = [keys, values]
         dtypes = [self._stored, self._stored]
@@ -148,7 +151,7 @@ class NativeCpuBackend(AttentionBackend):
         slots = metadata.slot_mapping.clamp(min=0)  # what is not to be stored goes to the null block
         blocks, offsets = slots // size, slots % size
         keys = round_by_scale(key, scales.key, self._stored)  # [T, Hkv, D]
-        kv[0][blocks, :, :, offsets] = keys.view(*keys.shape[:2], -1, pack)
+        kv[0][blocks, :, offsets // self._tile, :, offsets % self._tile] = keys.view(*keys.shape[:2], -1, pack)
         values = round_by_scale(value, scales.value, self._stored)
         kv[1][blocks, :, offsets // pack, : self._context.head_dim, offsets % pack] = values
         kv[2][blocks, :, offsets] = scales.key
@@ -174,7 +177,7 @@ class NativeCpuBackend(AttentionBackend):
         context, num_blocks = self._context, block_ids.shape[0]
         keys, values, *scales = (part.index_select(0, block_ids) for part in kv)
         shape = (num_blocks, context.block_size, context.num_kv_heads, context.head_dim)
-        keys = keys.permute(0, 3, 1, 2, 4).reshape(shape).contiguous()
+        keys = keys.permute(0, 2, 4, 1, 3, 5).reshape(shape).contiguous()
         num_slots = self._pack * values.shape[2]
         rows = values.permute(0, 2, 4, 1, 3).reshape(num_blocks, num_slots, context.num_kv_heads, self._padded_dim)
         values = rows[:, : context.block_size, :, : context.head_dim].contiguous()
@@ -186,9 +189,9 @@ class NativeCpuBackend(AttentionBackend):
         """Packs what `export_blocks` unpacked; see `AttentionBackend.import_blocks`."""
         context, pack, num_blocks = self._context, self._pack, block_ids.shape[0]
         keys, values, *scales = content
-        words = keys.view(*keys.shape[:3], context.head_dim // pack, pack).permute(
-            0, 2, 3, 1, 4
-        )  # [n, Hkv, D / p, BS, p]
+        _, num_tiles, num_words, tile, _ = kv[0].shape[1:]
+        tiles = keys.view(num_blocks, num_tiles, tile, context.num_kv_heads, num_words, pack)
+        words = tiles.permute(0, 3, 1, 4, 2, 5)  # [n, Hkv, BS / t, D / p, t, p]
         kv[0].index_copy_(0, block_ids, words.contiguous())
         rows = values.new_zeros(
             (num_blocks, kv[1].shape[2] * pack, context.num_kv_heads, self._padded_dim)

@@ -179,8 +179,7 @@ at::Tensor head_rms_norm(const at::Tensor& heads, const at::Tensor& weights, int
   return y;
 }
 
-at::Tensor rotary(const at::Tensor& heads, const at::Tensor& cos, const at::Tensor& signed_sin) {
-  RECORD_FUNCTION("tokenloom::rotary", c10::ArrayRef<const c10::IValue>{});
+at::Tensor rotated(const at::Tensor& heads, const at::Tensor& cos, const at::Tensor& signed_sin) {
   check(heads, 3, "heads");
   check(cos, 3, "cos");
   check(signed_sin, 3, "signed_sin");
@@ -196,6 +195,31 @@ at::Tensor rotary(const at::Tensor& heads, const at::Tensor& cos, const at::Tens
   const auto kernel = rotate_tokens_kernel();
   by_rows(heads.size(0), heads.numel(), kCheapElements, [&](int64_t first, int64_t end) { kernel(args, first, end); });
   return y;
+}
+
+at::Tensor rotary(const at::Tensor& heads, const at::Tensor& cos, const at::Tensor& signed_sin) {
+  RECORD_FUNCTION("tokenloom::rotary", c10::ArrayRef<const c10::IValue>{});
+  return rotated(heads, cos, signed_sin);
+}
+
+// Queries and keys rotated, and values as they are: views are made here, where they cost little.
+std::tuple<at::Tensor, at::Tensor, at::Tensor> split_rotary(
+    const at::Tensor& projected, int64_t num_heads, int64_t num_kv_heads, const at::Tensor& cos,
+    const at::Tensor& signed_sin) {
+  RECORD_FUNCTION("tokenloom::split_rotary", c10::ArrayRef<const c10::IValue>{});
+  check(projected, 2, "projected");
+  const int64_t num_all = num_heads + 2 * num_kv_heads, tokens = projected.size(0);
+  TORCH_CHECK(num_heads > 0 && num_kv_heads > 0 && projected.size(1) % num_all == 0,
+              "projected has ", projected.size(1), " columns, no multiple of ", num_all, " heads");
+  const int64_t size = projected.size(1) / num_all, stride = projected.stride(0);
+  const auto heads = [&](int64_t first, int64_t count) {
+    return projected.as_strided({tokens, count, size}, {stride, size, 1}, projected.storage_offset() + first * size);
+  };
+  const at::Tensor turned = rotated(heads(0, num_heads + num_kv_heads), cos, signed_sin);
+  const int64_t step = (num_heads + num_kv_heads) * size;
+  return {turned.as_strided({tokens, num_heads, size}, {step, size, 1}, 0),
+          turned.as_strided({tokens, num_kv_heads, size}, {step, size, 1}, num_heads * size),
+          heads(num_heads + num_kv_heads, num_kv_heads)};
 }
 
 at::Tensor silu_and_mul(const at::Tensor& gate_up) {
@@ -226,8 +250,11 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("add_rms_norm", &tl::add_rms_norm);
   m.def("head_rms_norm", &tl::head_rms_norm);
   m.def("rotary", &tl::rotary);
+  m.def("split_rotary", &tl::split_rotary);
+  m.def("noisy_choice", &tl::noisy_choice);
   m.def("rank", &tl::rank);
   m.def("row_max", &tl::row_max);
+  m.def("total_mass", &tl::total_mass);
   m.def("silu_and_mul", &tl::silu_and_mul);
   m.def("gelu_tanh_and_mul", &tl::gelu_tanh_and_mul);
 }

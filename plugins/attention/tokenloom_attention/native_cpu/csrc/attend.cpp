@@ -16,6 +16,7 @@ using attention::Unit;
 
 constexpr float kInfinity = __builtin_inff();
 constexpr int kMostColumnTiles = 16;
+constexpr int kAsksInSoftmax = 2;  // cache lines for each vector of scores
 
 Row describe_row(const Attention& work, int32_t token, int32_t head) {
   const Step& step = work.step;
@@ -61,7 +62,8 @@ void ask_for_queries(const Attention& work, Unit unit) {
 }
 
 // Scale, soft cap and mask. Returns the largest score; beside NaN it may be any of them, as the sum of weights is NaN.
-float finish_scores(const Attention& work, const Row& row, const Chunk& chunk, float* scores, const float* key_scales) {
+float finish_scores(const Attention& work, const Row& row, const Chunk& chunk, float* scores, const float* key_scales,
+                    Ahead& values) {
   const int count = chunk.num_tiles() * kLanes;
   const int begin = row.begin - chunk.begin, end = row.end - chunk.begin;
   const Floats scale = splat(work.layer.softmax_scale), hidden = splat(-kInfinity);
@@ -74,6 +76,7 @@ float finish_scores(const Attention& work, const Row& row, const Chunk& chunk, f
     if (cap > 0) x = tanh_of(x * splat(1.0f / cap)) * splat(cap);
     if (k < begin || k + kLanes > end) x = (lanes >= begin) & (lanes < end) ? x : hidden;
     store(scores + k, x);
+    for (int i = 0; i < kAsksInSoftmax; ++i) values.ask();
     top = larger(top, x);
   }
   if (row.tree == nullptr || row.num_computed >= chunk.end) return largest(top);
@@ -88,12 +91,13 @@ float finish_scores(const Attention& work, const Row& row, const Chunk& chunk, f
 
 // Turns scores into weights, as operands and in their place. Returns their sum.
 template <class Kind>
-float exponentiate(float* scores, int count, float maximum, const float* value_scales) {
+float exponentiate(float* scores, int count, float maximum, const float* value_scales, Ahead& keys) {
   const float shift = maximum == -kInfinity ? 0.0f : maximum;  // a row that has seen nothing yet
   Floats total{};
   for (int k = 0; k < count; k += kLanes) {
     Floats p = exp_of_negative(load(scores + k) - splat(shift));
     total += p;
+    for (int i = 0; i < kAsksInSoftmax; ++i) keys.ask();
     if (value_scales != nullptr) p = p * load(value_scales + k);
 #if TL_HAS_AVX512
     if constexpr (Kind::kPack == 2) {  // the pairs take half the space; they never overtake the scores
@@ -107,17 +111,18 @@ float exponentiate(float* scores, int count, float maximum, const float* value_s
   return sum(total);
 }
 
-// Scores to weights for all rows, with the corrections of what was summed before.
+// Scores to weights for all rows, with the corrections of what was summed before. The rest of the chunk's values and the
+// first of the next keys are asked for meanwhile.
 template <class Kind>
-void soften(const Attention& work, Desk& desk, int num_rows, const Chunk& chunk) {
+void soften(const Attention& work, Desk& desk, int num_rows, const Chunk& chunk, Ahead& values, Ahead& keys) {
   const bool has_scales = work.sizes.stored == Stored::int8;
   const float* const key_scales = has_scales ? desk.key_scales : nullptr;
   const float* const value_scales = has_scales ? desk.value_scales : nullptr;
   for (int r = 0; r < num_rows; ++r) {
     float* scores = desk.scores.floats(r);
-    const float top = finish_scores(work, desk.rows[r], chunk, scores, key_scales);
+    const float top = finish_scores(work, desk.rows[r], chunk, scores, key_scales, values);
     const float old = desk.maxima[r], now = top > old ? top : old;
-    const float sum = exponentiate<Kind>(scores, chunk.num_tiles() * kLanes, now, value_scales);
+    const float sum = exponentiate<Kind>(scores, chunk.num_tiles() * kLanes, now, value_scales, keys);
     const float factor = old == -kInfinity ? 0.0f : old == now ? 1.0f : exp_of_negative(splat(old - now))[0];
     desk.maxima[r] = now;
     desk.sums[r] = desk.sums[r] * factor + sum;
@@ -135,7 +140,7 @@ struct Asking {
     return {work.sizes, work.step.block_table + of.item->request * work.step.table_stride, of.kv_head};
   }
   Ahead values(const Chunk& chunk) {
-    return values_ahead(blocks_of(unit), work.layer.values, chunk.begin, chunk.end, desk.pieces);
+    return values_ahead(blocks_of(unit), work.layer.values, chunk.begin, chunk.end, desk.value_pieces);
   }
   // Keys; their scales and, of the next unit, queries are so few that they are asked for at once.
   Ahead next_keys(const Chunk& chunk) {
@@ -146,7 +151,7 @@ struct Asking {
     const int32_t begin = is_last ? of.item->kv_begin : chunk.end;
     const int32_t border = (begin / kChunk + 1) * kChunk, end = border < of.item->kv_end ? border : of.item->kv_end;
     if (work.layer.key_scales != nullptr) ask_for_scales(work, blocks_of(of), begin, end);
-    return keys_ahead(blocks_of(of), work.layer.keys, begin, end, desk.pieces);
+    return keys_ahead(blocks_of(of), work.layer.keys, begin, end, desk.key_pieces);
   }
 };
 
@@ -155,12 +160,13 @@ struct Asking {
 template <class Kind>
 void attend_chunk_in_tiles(const Attention& work, Asking& asking, Desk& desk, int num_rows, Chunk& chunk) {
   const int dim = work.sizes.padded_dim;
-  asking.values(chunk).ask_all();
+  Ahead values = asking.values(chunk), keys = asking.next_keys(chunk);
+  values.ask_all();
   if (Kind::kPack == 4) widen_keys(work.sizes, desk, chunk);
   multiply_all<false>(desk.query, num_rows, work.sizes.head_dim / 2, desk.tiles, chunk.num_tiles(), chunk.key_step,
                       desk.scores);
-  soften<StoredBf16>(work, desk, num_rows, chunk);
-  asking.next_keys(chunk).ask_all();
+  soften<StoredBf16>(work, desk, num_rows, chunk, values, keys);
+  keys.ask_all();
   const int count = chunk.end - chunk.begin, num_words = (count + 2 * kTile - 1) / (2 * kTile) * kTile;
   gather_values<Kind>(desk, chunk.values, num_words);
   for (int r = 0; r < num_rows; ++r) {
@@ -183,11 +189,10 @@ void attend_chunk_in_tiles(const Attention& work, Asking& asking, Desk& desk, in
 template <class Kind>
 void attend_chunk(const Attention& work, Asking& asking, Desk& desk, int num_rows, const Chunk& chunk) {
   const Sizes& sizes = work.sizes;
-  Ahead values = asking.values(chunk);
+  Ahead values = asking.values(chunk), keys = asking.next_keys(chunk);
   score_all<Kind>(desk.query, num_rows, sizes.head_dim / Kind::kPack, desk.tiles, chunk.num_tiles(), chunk.key_step,
                   desk.scores, values);
-  soften<Kind>(work, desk, num_rows, chunk);
-  Ahead keys = asking.next_keys(chunk);
+  soften<Kind>(work, desk, num_rows, chunk, values, keys);
   weigh_all<Kind>(desk.scores, num_rows, chunk.values, sizes.padded_dim, desk.out, desk.factors, keys);
 }
 
@@ -195,15 +200,14 @@ void attend_chunk(const Attention& work, Asking& asking, Desk& desk, int num_row
 // The same for an int8 cache, multiplied as it is stored.
 void attend_chunk_in_codes(const Attention& work, Asking& asking, Desk& desk, int num_rows, const Chunk& chunk) {
   const Sizes& sizes = work.sizes;
-  Ahead values = asking.values(chunk);
+  Ahead values = asking.values(chunk), keys = asking.next_keys(chunk);
   for_code_groups(num_rows, chunk.num_tiles(), ScoreCodes{desk.query, desk.scores, desk.query_codes, sizes.head_dim,
                                                           desk.tiles, chunk.key_step, values});
+  soften<StoredInt8>(work, desk, num_rows, chunk, values, keys);
   values.ask_all();
-  soften<StoredInt8>(work, desk, num_rows, chunk);
   for (int r = 0; r < num_rows; ++r) {
     desk.weight_scales[r] = round_weights(desk.scores.floats(r), chunk.num_tiles() * kLanes);
   }
-  Ahead keys = asking.next_keys(chunk);
   for_code_groups(num_rows, sizes.padded_dim / kLanes,
                   WeighCodes{desk.scores, desk.out, desk.weight_scales, chunk.values, desk.factors, keys});
   keys.ask_all();

@@ -3,10 +3,13 @@
 //
 // A *word* is 32 bits: kPack = 1 fp32, 2 bf16 or 4 int8 elements. In a block of one KV head lie
 //
-//     keys     [head_dim / kPack][block_size] words      word (i, s): elements kPack * i ... of the key in slot s
-//     values   [ceil(block_size / kPack)][padded_dim]    word (i, d): element d of the values in slots kPack * i ...
+//     keys     [block_size / tile][head_dim / kPack][tile] words    word (t, i, s): elements kPack * i ... of the key in
+//                                                                   slot tile * t + s
+//     values   [ceil(block_size / kPack)][padded_dim]               word (i, d): element d of the values in slots
+//                                                                   kPack * i ...
 //
-// so that one vector holds the same piece of many keys, or many columns of the same few values.
+// so that one vector holds the same piece of many keys, or many columns of the same few values, and what a block holds
+// lies in one piece, however much of it is filled.
 #pragma once
 
 #include <tokenloom/isa.h>
@@ -17,6 +20,7 @@
 namespace tl::attention {
 
 constexpr int kChunk = 128;      // keys between two corrections of the running maximum
+constexpr int kKeyTile = 16;      // slots of a tile; blocks of other sizes are one tile
 constexpr int kTargetRows = 48;  // query rows (tokens x heads of one KV head) that share a pass over the keys
 constexpr int64_t kNoWindow = INT64_C(1) << 40;
 constexpr int kMaxInt8HeadDim = 512;
@@ -33,6 +37,12 @@ struct Sizes {
   int group() const { return num_heads / num_kv_heads; }
   int pack() const { return pack_of(stored); }
   int64_t key_words() const { return static_cast<int64_t>(head_dim / pack()) * block_size; }
+  int key_tile() const { return block_size % kKeyTile == 0 ? kKeyTile : block_size; }
+  // The first word of the key in a block's slot; the others follow, key_tile() words apart.
+  int64_t key_word(int slot) const {
+    const int tile = key_tile();
+    return static_cast<int64_t>(slot / tile) * tile * (head_dim / pack()) + slot % tile;
+  }
   int64_t value_words() const { return static_cast<int64_t>((block_size + pack() - 1) / pack()) * padded_dim; }
   // Rows of scratch memory: what an item may have, rounded up to AMX tiles.
   int max_rows() const { return ((group() > kTargetRows ? group() : kTargetRows) + 15) / 16 * 16; }

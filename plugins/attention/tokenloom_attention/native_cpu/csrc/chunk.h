@@ -42,7 +42,7 @@ struct Desk {
   Run runs[kChunk + 1];
   uint32_t *packed_keys, *packed_values;
   float *key_scales, *value_scales;
-  const char* pieces[kMostPieces];
+  const char *value_pieces[kMostPieces], *key_pieces[kMostPieces];
 };
 
 Desk lay_out(const Sizes& sizes, char* scratch) {
@@ -101,21 +101,23 @@ void point_at(const Attention& work, const Blocks& blocks, Desk& desk, Chunk& ch
     const int64_t block = blocks.index(slot);
     const int offset = slot % block_size;
     const int left = block_size - offset, want = chunk.end - slot, count = left < want ? left : want;
-    const uint32_t* key_words = keys + block * sizes.key_words() + offset;
-    for (int i = 0; i < count; i += kLanes) desk.tiles[num_tiles++] = key_words + i;
+    const uint32_t* key_words = keys + block * sizes.key_words();
+    for (int i = 0; i < count; i += kLanes) desk.tiles[num_tiles++] = key_words + sizes.key_word(offset + i);
     desk.runs[num_runs++] = {values + block * sizes.value_words() + (offset / Kind::kPack) * sizes.padded_dim,
                              count / Kind::kPack};
     slot += count;
   }
-  chunk.key_step = block_size;
+  chunk.key_step = sizes.key_tile();
   chunk.values = {desk.runs, num_runs, sizes.padded_dim, 0};
 }
 
 // Blocks lie scattered, and the processor's own prefetching ends with each of them: what is wanted soon is asked for, a
-// chunk's values while its scores are computed, and the next chunk's keys while the values are summed.
+// chunk's values while its scores are computed, and the next chunk's keys from its softmax on. Memory is kept busy all
+// the time so, also by the softmax, which reads none itself.
 Ahead values_ahead(const Blocks& blocks, const void* memory, int32_t begin, int32_t end, const char** pieces) {
   const Sizes& sizes = blocks.sizes;
-  const int block_size = sizes.block_size, step = block_size < kChunk ? block_size : kChunk, pack = sizes.pack();
+  const int block_size = sizes.block_size, tile = sizes.key_tile(), pack = sizes.pack();
+  const int step = tile < kChunk ? tile : kChunk;
   int count = 0;
   for (int32_t slot = begin / step * step; slot < end && count < kMostPieces; slot += step) {
     const int64_t word = blocks.index(slot) * sizes.value_words() + slot % block_size / pack * sizes.padded_dim;
@@ -123,23 +125,16 @@ Ahead values_ahead(const Blocks& blocks, const void* memory, int32_t begin, int3
   }
   return {pieces, pieces + count, int64_t{4} * ((step + pack - 1) / pack) * sizes.padded_dim, 0};
 }
-
 Ahead keys_ahead(const Blocks& blocks, const void* memory, int32_t begin, int32_t end, const char** pieces) {
   const Sizes& sizes = blocks.sizes;
-  const int block_size = sizes.block_size, num_words = sizes.head_dim / sizes.pack();
-  const auto at = [&](int32_t slot, int i) {
-    const int64_t word = blocks.index(slot) * sizes.key_words() + i * int64_t{block_size} + slot % block_size;
-    return static_cast<const char*>(memory) + word * 4;
-  };
+  const int tile = sizes.key_tile();
+  if (tile > kChunk) return {};  // a size that has its keys copied together
   int count = 0;
-  if (block_size > kChunk) {  // of each word a part is wanted
-    while (begin < end && count < num_words && count < kMostPieces) pieces[count] = at(begin, count), ++count;
-    return {pieces, pieces + count, int64_t{4} * (end - begin), 0};
+  for (int32_t slot = begin / tile * tile; slot < end && count < kMostPieces; slot += tile) {
+    const int64_t word = blocks.index(slot) * sizes.key_words() + sizes.key_word(slot % sizes.block_size);
+    pieces[count++] = static_cast<const char*>(memory) + word * 4;
   }
-  for (int32_t slot = begin / block_size * block_size; slot < end && count < kMostPieces; slot += block_size) {
-    pieces[count++] = at(slot, 0);
-  }
-  return {pieces, pieces + count, int64_t{4} * sizes.key_words(), 0};
+  return {pieces, pieces + count, int64_t{4} * tile * (sizes.head_dim / sizes.pack()), 0};
 }
 
 // The scales of the slots [begin, end).
@@ -164,8 +159,8 @@ void pack(const Attention& work, const Blocks& blocks, Desk& desk, Chunk& chunk)
   for (int32_t slot = chunk.first > chunk.begin ? chunk.first : chunk.begin; slot < chunk.end; ++slot) {
     const int64_t block = blocks.index(slot);
     const int offset = slot % sizes.block_size, k = slot - chunk.begin;
-    const uint32_t* key = static_cast<const uint32_t*>(work.layer.keys) + block * sizes.key_words() + offset;
-    for (int i = 0; i < sizes.head_dim / Kind::kPack; ++i) desk.packed_keys[i * kChunk + k] = key[i * sizes.block_size];
+    const uint32_t* key = static_cast<const uint32_t*>(work.layer.keys) + block * sizes.key_words() + sizes.key_word(offset);
+    for (int i = 0; i < sizes.head_dim / Kind::kPack; ++i) desk.packed_keys[i * kChunk + k] = key[i * sizes.key_tile()];
     const char* value = static_cast<const char*>(work.layer.values) +
                         (block * sizes.value_words() + (offset / Kind::kPack) * sizes.padded_dim) * 4;
     char* target = packed + static_cast<int64_t>(k / Kind::kPack) * sizes.padded_dim * 4;

@@ -13,6 +13,7 @@ namespace {
 // Sums are to stay in registers, so all loops over them must vanish.
 #define TL_UNROLL _Pragma("GCC unroll 8")
 
+constexpr int kLeftToSoftmax = 3;      // of four vectors, the one beside which no memory is asked for
 constexpr float kMostQuery = 32512.0f;   // 127 * 256: high fits a signed byte after rounding
 constexpr float kMostWeight = 65535.0f;
 
@@ -96,7 +97,7 @@ void score_codes(Rows query, const QueryCodes* of, int dim, const uint32_t* cons
     TL_UNROLL
     for (int j = 0; j < kVectors; ++j) {
       keys[j] = _mm512_xor_si512(_mm512_loadu_si512(tiles[j] + i * step), unsign);
-      ahead.ask();
+      if (j != kLeftToSoftmax) ahead.ask();
     }
     TL_UNROLL
     for (int r = 0; r < kRows; ++r) {
@@ -153,7 +154,7 @@ void weigh_codes(Rows weights, const float* scales, const Runs& values, int64_t 
       TL_UNROLL
       for (int j = 0; j < kVectors; ++j) {
         stored[j] = _mm512_loadu_si512(words + j * kLanes);
-        ahead.ask();
+        if (j != kLeftToSoftmax) ahead.ask();
       }
       TL_UNROLL
       for (int r = 0; r < kRows; ++r) {

@@ -7,7 +7,7 @@
 namespace tl::attention {
 namespace {
 
-// Where one slot of one KV head lies. Elements are kPack to a word: a key's words are block_size words apart, and of
+// Where one slot of one KV head lies. Elements are kPack to a word: a key's words are key_tile() words apart, and of
 // the words of values it owns one element each.
 struct Place {
   char* key;
@@ -20,7 +20,7 @@ Place place_of(const Sizes& sizes, const Cache& cache, int64_t slot, int kv_head
   const int pack = sizes.pack(), offset = static_cast<int>(slot % sizes.block_size);
   const int64_t block = slot / sizes.block_size * sizes.num_kv_heads + kv_head;
   const int64_t scale = block * sizes.block_size + offset;
-  return {cache.keys + (block * sizes.key_words() + offset) * 4,
+  return {cache.keys + (block * sizes.key_words() + sizes.key_word(offset)) * 4,
           cache.values + (block * sizes.value_words() + static_cast<int64_t>(offset / pack) * sizes.padded_dim) * 4 +
               offset % pack * (4 / pack),
           cache.key_scales == nullptr ? nullptr : cache.key_scales + scale,
@@ -30,7 +30,7 @@ Place place_of(const Sizes& sizes, const Cache& cache, int64_t slot, int kv_head
 template <int kBytes>
 void spread_key(const Sizes& sizes, const char* source, char* key) {
   const int num_words = sizes.head_dim * kBytes / 4;
-  const int64_t step = int64_t{4} * sizes.block_size;
+  const int64_t step = int64_t{4} * sizes.key_tile();
   for (int i = 0; i < num_words; ++i) std::memcpy(key + i * step, source + i * 4, 4);
 }
 
@@ -73,7 +73,7 @@ void write_token(const Sizes& sizes, const Cache& cache, const NewTokens& tokens
 
 void copy_slots(const Sizes& sizes, const Cache& cache, const int64_t* source, const int64_t* target, int64_t count) {
   const int bytes = 4 / sizes.pack(), num_words = sizes.head_dim / sizes.pack();
-  const int64_t step = int64_t{4} * sizes.block_size, row = int64_t{2} * sizes.head_dim * bytes;
+  const int64_t step = int64_t{4} * sizes.key_tile(), row = int64_t{2} * sizes.head_dim * bytes;
   const int heads = sizes.num_kv_heads;
   std::vector<char> content(static_cast<size_t>(count * heads * row));
   std::vector<float> scales(cache.key_scales == nullptr ? 0 : static_cast<size_t>(count * heads * 2));
