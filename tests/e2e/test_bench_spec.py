@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tokenloom.cli import main
+from tokenloom.llm import LLM
+from tokenloom.results import RequestOutput
+from tokenloom.sampling_params import SamplingParams
 
 
 @pytest.fixture
@@ -73,6 +77,49 @@ def test_each_drafter_has_a_baseline_with_its_other_settings(
         assert entry["config"]["scheduler"]["max_num_seqs"] == 3
 
 
+Call = tuple[str, list[list[int]], int | None]
+"""The drafter, the prompts and the most tokens of a call of `LLM.generate`."""
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[Call]:
+    calls: list[Call] = []
+    generate = LLM.generate
+
+    def recording(
+        llm: LLM, prompts: list[list[int]], params: SamplingParams, *, on_step: Callable[[], None] | None = None
+    ) -> list[RequestOutput]:
+        calls.append((llm.config.engine.spec_decode.name, list(prompts), params.max_tokens))
+        return generate(llm, prompts, params, on_step=on_step)
+
+    monkeypatch.setattr(LLM, "generate", recording)
+    return calls
+
+
+def test_all_are_warmed_alike_and_repeated_in_turn(words: list[str], calls: list[Call]) -> None:
+    assert main(["bench", "spec", *words, "spec_decode=ngram,suffix", "repetitions=2", "concurrency=2"]) == 0
+    turns = [calls[start : start + 3] for start in range(0, len(calls), 3)]
+    assert [{name for name, _, _ in turn} for turn in turns] == [{"none"}, {"ngram"}, {"suffix"}] * 2
+    first = [call[1:] for call in turns[0]]
+    assert all([call[1:] for call in turn] == first for turn in turns), "the same requests for each"
+    (warm_up, warm_up_tokens), *measured = first
+    assert [len(prompts) for prompts, _ in measured] == [2, 1]
+    asked = [prompt for prompts, _ in measured for prompt in prompts]
+    assert len(warm_up) == 3, "as many as run at a time, and the longest"
+    assert not any(prompt in asked for prompt in warm_up), "what is measured must not be known from the warm-up"
+    assert len(warm_up[0]) == max(map(len, asked))
+    assert warm_up_tokens == 32
+
+
+def test_side_by_side_each_category_runs_on_one_after_the_other(words: list[str], calls: list[Call]) -> None:
+    sweep = ["spec_decode=ngram,suffix", "repetitions=2", "side_by_side=true"]
+    assert main(["bench", "spec", *words, *sweep]) == 0
+    assert [name for name, _, _ in calls] == ["none", "ngram", "suffix"] * 6
+    turns = [calls[start : start + 3] for start in range(0, len(calls), 3)]
+    assert all(call[1:] == turn[0][1:] for turn in turns for call in turn), "the same requests for each"
+    assert [turn[0][2] for turn in turns] == [32, 40, 40] * 2, "a warm-up, two categories"
+
+
 def test_a_rehearsal_teaches_drafters_that_learn(words: list[str], tmp_path: Path) -> None:
     taught, output = {}, tmp_path / "out.json"
     for rehearse in ("false", "true"):
@@ -116,11 +163,13 @@ def test_a_category_may_not_have_the_name_of_all(
     assert "a category is called all" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("side_by_side", ["false", "true"])
 def test_one_that_fails_costs_the_others_nothing(
-    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    side_by_side: str, words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = tmp_path / "out.json"
     sweep = ["spec_decode=ngram", "cache.num_blocks=3,50", "cache.block_size=16", f"output={output}"]
+    sweep += [f"side_by_side={side_by_side}"]
     assert main(["bench", "spec", *words, *sweep]) == 1
     captured = capsys.readouterr()
     assert "failed: spec_decode=none cache.num_blocks=3: " in captured.err

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from statistics import median
+from collections.abc import Mapping, Sequence
+from statistics import fmean, median
 from typing import Any
 
 from tokenloom.bench.spec_run import CategoryRun
 
-__all__ = ["category_figures", "expected_tokens", "plain_figures", "speculation_theory"]
+__all__ = ["category_figures", "category_means", "expected_tokens", "plain_figures", "speculation_theory"]
 
 
 def plain_figures(runs: Sequence[CategoryRun]) -> dict[str, Any]:
@@ -33,7 +33,8 @@ def category_figures(drafting: Sequence[CategoryRun], plain: Sequence[CategoryRu
     Returns:
         Beside those of `plain_figures`:
         - speedups: output tokens per second over those without drafts, of each repetition; speedup: their median.
-        - decode_speedup: the same of decoding alone, from each request's first token on, so without its prompt.
+        - decode_speedups, decode_speedup: the same of decoding alone, from each request's first token on, so without
+          its prompt.
         - num_equal_answers: answers that are the same tokens as without drafts.
         - acceptance_length: tokens for each step of a request, the target's own one among them.
         - acceptance_by_position: how often a draft at a depth is right if those before it are.
@@ -49,10 +50,8 @@ def category_figures(drafting: Sequence[CategoryRun], plain: Sequence[CategoryRu
         **plain_figures(drafting),
         "speedup": median(_speedups(pairs)),
         "speedups": _speedups(pairs),
-        "decode_speedup": median(
-            _ratio(_rate(run.num_decode_tokens, run.decode_s), _rate(other.num_decode_tokens, other.decode_s))
-            for run, other in pairs
-        ),
+        "decode_speedup": median(_decode_speedups(pairs)),
+        "decode_speedups": _decode_speedups(pairs),
         "num_equal_answers": sum(a == b for a, b in zip(first.token_ids, plain[0].token_ids, strict=True)),
         "acceptance_length": _ratio(first.num_decode_tokens, first.num_decode_steps),
         "num_proposals": first.num_proposals,
@@ -63,6 +62,24 @@ def category_figures(drafting: Sequence[CategoryRun], plain: Sequence[CategoryRu
         "drafting_share": median(_ratio(run.propose_s, run.wall_s) for run in drafting),
         "theory": _median_theory([speculation_theory(run, other) for run, other in pairs]),
     }
+
+
+def category_means(categories: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Speed-ups where every category counts alike, however many tokens its answers have.
+
+    Args:
+        categories: figures of each category, from `category_figures`; none is the sum of others.
+
+    Returns:
+        speedups, decode_speedups: of each repetition, the mean over categories; speedup, decode_speedup: their medians.
+    """
+    means: dict[str, Any] = {}
+    for name in ("speedup", "decode_speedup"):
+        means[f"{name}s"] = [
+            fmean(values) for values in zip(*(figures[f"{name}s"] for figures in categories), strict=True)
+        ]
+        means[name] = median(means[f"{name}s"])
+    return means
 
 
 def speculation_theory(drafting: CategoryRun, plain: CategoryRun) -> dict[str, float] | None:
@@ -115,6 +132,13 @@ def expected_tokens(rate: float, num_drafts: float) -> float:
 def _speedups(pairs: Sequence[tuple[CategoryRun, CategoryRun]]) -> list[float]:
     return [
         _ratio(_rate(run.num_output_tokens, run.wall_s), _rate(other.num_output_tokens, other.wall_s))
+        for run, other in pairs
+    ]
+
+
+def _decode_speedups(pairs: Sequence[tuple[CategoryRun, CategoryRun]]) -> list[float]:
+    return [
+        _ratio(_rate(run.num_decode_tokens, run.decode_s), _rate(other.num_decode_tokens, other.decode_s))
         for run, other in pairs
     ]
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
+from itertools import cycle, islice
 from typing import Any, final
 
 from tokenloom.errors import RequestError
@@ -14,9 +15,12 @@ from tokenloom.results import CompletionOutput
 from tokenloom.sampling_params import SamplingParams
 from tokenloom.text.chat_template import ChatTemplate
 
-__all__ = ["CategoryRun", "SpecWork", "encode_categories", "run_categories"]
+__all__ = ["CategoryRun", "SpecWork", "encode_categories", "run_category", "warm_up"]
 
-_FIRST_TOKENS = 2
+_WARM_UP_TOKENS = 32
+"""Output tokens of each request that warms up: steps enough to draft, and to verify, at every length."""
+_WARM_UP_PROMPT = 128
+"""Tokens of these requests, but for the longest prompt: reading many would take longer than it helps."""
 
 
 @final
@@ -27,12 +31,23 @@ class SpecWork:
     Attributes:
         prompts: token ids by category.
         max_tokens: most output tokens; an end-of-sequence token ends an answer earlier.
+        concurrency: requests that run at the same time.
         rehearse: run everything once before measuring.
     """
 
     prompts: Mapping[str, Sequence[list[int]]]
     max_tokens: int
+    concurrency: int = 1
     rehearse: bool = False
+
+    def warm_up_prompts(self) -> list[list[int]]:
+        """As many prompts as run at a time, and one more: whole the longest, of others the end; each read backwards.
+
+        Backwards, since a drafter that learns from earlier answers must not learn what it is measured with.
+        """
+        known = [prompt for prompts in self.prompts.values() for prompt in prompts]
+        ends = [prompt[-_WARM_UP_PROMPT:] for prompt in islice(cycle(known), self.concurrency)]
+        return [prompt[::-1] for prompt in (max(known, key=len), *ends)]
 
 
 @final
@@ -100,43 +115,42 @@ def encode_categories(llm: LLM, categories: Mapping[str, Sequence[str]], *, chat
     }
 
 
-def run_categories(llm: LLM, work: SpecWork, progress: Callable[[str, int], None]) -> dict[str, CategoryRun]:
-    """Runs category after category, each with an empty prefix cache.
+def warm_up(llm: LLM, work: SpecWork, progress: Callable[[str, int], None]) -> None:
+    """Runs what is not measured: what only happens once, compiling, growing memory, waking threads; and a rehearsal.
 
     Args:
         llm: a loaded model.
-        work: what to run.
-        progress: told the category, and how many of its output tokens there are.
+        work: what it is to run.
+        progress: told the category of a rehearsal, and how many of its output tokens there are.
 
     Raises:
         RequestError: a prompt leaves no room for an answer.
     """
-    # What only happens once, compiling and growing memory, is no part of the first category.
-    first = next(iter(work.prompts.values()))[0]
-    llm.generate([first], SamplingParams(temperature=0.0, max_tokens=_FIRST_TOKENS))
-    runs: dict[str, CategoryRun] = {}
-    for is_measured in (False, True) if work.rehearse else (True,):
-        for name, prompts in work.prompts.items():
-            done = _run(llm, prompts, work.max_tokens, partial(progress, name))
-            if is_measured:
-                runs[name] = done
-    return runs
+    _check_room(llm, work)
+    params = SamplingParams(temperature=0.0, max_tokens=min(_WARM_UP_TOKENS, work.max_tokens), ignore_eos=True)
+    llm.generate(work.warm_up_prompts(), params)
+    for category in work.prompts if work.rehearse else ():
+        run_category(llm, work, category, partial(progress, category))
 
 
-def _run(llm: LLM, prompts: Sequence[list[int]], max_tokens: int, progress: Callable[[int], None]) -> CategoryRun:
-    longest = max(map(len, prompts))
+def _check_room(llm: LLM, work: SpecWork) -> None:
+    longest = max(len(prompt) for prompts in work.prompts.values() for prompt in prompts)
     if longest >= llm.engine.limits.max_model_len:
         raise RequestError(
             f"a prompt of {longest} tokens leaves no room for an answer in {llm.engine.limits.max_model_len}; raise "
             "model.max_model_len, or take it out of the file",
             "prompt",
         )
+
+
+def run_category(llm: LLM, work: SpecWork, category: str, progress: Callable[[int], None]) -> CategoryRun:
+    """Runs the prompts of one category with an empty prefix cache; `progress` is told how many tokens there are."""
     llm.engine.reset_prefix_cache()
     before = llm.engine.stats.snapshot()
     start_s = time.perf_counter()
     outputs = llm.generate(
-        list(prompts),
-        SamplingParams(temperature=0.0, max_tokens=max_tokens),
+        list(work.prompts[category]),
+        SamplingParams(temperature=0.0, max_tokens=work.max_tokens),
         on_step=lambda: progress(llm.engine.stats.num_output_tokens - before.num_output_tokens),
     )
     wall_s = time.perf_counter() - start_s

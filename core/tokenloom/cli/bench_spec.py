@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, final
 
@@ -16,13 +15,13 @@ from pydantic import Field
 from rich.console import Console
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
-from tokenloom.bench.attempt import Failure, attempt
 from tokenloom.bench.plot_file import check_plotting
 from tokenloom.bench.provenance import provenance
-from tokenloom.bench.spec_figures import category_figures, plain_figures
+from tokenloom.bench.spec_figures import category_figures, category_means, plain_figures
 from tokenloom.bench.spec_plot import draw_speculation
 from tokenloom.bench.spec_prompts import read_prompt_categories
-from tokenloom.bench.spec_run import CategoryRun, SpecWork, encode_categories, run_categories
+from tokenloom.bench.spec_run import CategoryRun, SpecWork, encode_categories
+from tokenloom.bench.spec_turns import EngineTurns
 from tokenloom.cli.bench_spec_tables import print_drafters
 from tokenloom.cli.config_arguments import config_dir_option, overrides_argument
 from tokenloom.cli.failures import end_by_failures
@@ -52,6 +51,9 @@ class SpecSettings(Settings):
     chat: bool = Field(default=True, description="Ask in the model's chat template; false sends the bare text.")
     rehearse: bool = Field(
         default=False, description="Run everything once before measuring, for drafters that learn from earlier answers."
+    )
+    side_by_side: bool = Field(
+        default=False, description="Load all engines at once and run each category on one after the other."
     )
     repetitions: Annotated[int, Field(ge=1)] = Field(default=1, description="Runs of each; medians are reported.")
     output: str | None = Field(default=None, description="File for the result as JSON.")
@@ -153,30 +155,32 @@ _Runs = dict[str, list[dict[str, CategoryRun]]]
 
 
 def _measure(plan: _Plan, categories: Mapping[str, Sequence[str]]) -> tuple[_Runs, dict[str, str]]:
-    """Runs all engines in turn, every repetition anew; one that fails does not take the others with it."""
-    runs: _Runs = {name: [] for name in plan.engines}
-    failures: dict[str, str] = {}
-    for number in range(plan.settings.repetitions):
-        for name, config in plan.engines.items():
-            if name in failures or plan.baseline_of.get(name, name) in failures:
-                continue
-            label = f"{name}, run {number + 1}/{plan.settings.repetitions}"
-            done = attempt(partial(_load_and_run, config, categories, label))
-            if isinstance(done, Failure):
-                failures[name] = done.reason
-            else:
-                runs[name].append(done)
-    return {name: done for name, done in runs.items() if name not in failures}, failures
+    """What the engines did, and why others failed."""
+    with _progress() as say:
+        turns = EngineTurns(
+            names=list(plan.engines),
+            baseline_of=plan.baseline_of,
+            repetitions=plan.settings.repetitions,
+            side_by_side=plan.settings.side_by_side,
+            load=lambda name: _load(plan.engines[name], categories),
+            say=say,
+        )
+        runs = turns.run()
+    together = {
+        name: [{**run, _ALL: CategoryRun.sum_of(run.values())} for run in repetitions]
+        for name, repetitions in runs.items()
+    }
+    return together, turns.failures
 
 
-def _load_and_run(
-    config: ComposedConfig, categories: Mapping[str, Sequence[str]], label: str
-) -> dict[str, CategoryRun]:
-    settings = config.extras_of(SpecSettings)
-    with LLM(config=config) as llm, _progress(label) as progress:
+def _load(config: ComposedConfig, categories: Mapping[str, Sequence[str]]) -> tuple[LLM, SpecWork]:
+    settings, llm = config.extras_of(SpecSettings), LLM(config=config)
+    try:
         prompts = encode_categories(llm, categories, chat=settings.chat)
-        runs = run_categories(llm, SpecWork(prompts, settings.max_tokens, settings.rehearse), progress)
-    return {**runs, _ALL: CategoryRun.sum_of(runs.values())}
+    except BaseException:
+        llm.close()
+        raise
+    return llm, SpecWork(prompts, settings.max_tokens, settings.concurrency, settings.rehearse)
 
 
 def _results(plan: _Plan, runs: _Runs) -> dict[str, Any]:
@@ -195,11 +199,13 @@ def _results(plan: _Plan, runs: _Runs) -> dict[str, Any]:
                 "drafters": {},
             },
         )
+        figures = {
+            category: category_figures([run[category] for run in runs[name]], [run[category] for run in plain])
+            for category in plain[0]
+        }
         entry["drafters"][name] = {
-            "categories": {
-                category: category_figures([run[category] for run in runs[name]], [run[category] for run in plain])
-                for category in plain[0]
-            },
+            "categories": figures,
+            "mean_of_categories": category_means([of for category, of in figures.items() if category != _ALL]),
             "runs": _raw(runs[name]),
             "config": plan.engines[name].to_dict(),
         }
@@ -215,9 +221,9 @@ def _raw(runs: Sequence[Mapping[str, CategoryRun]]) -> list[dict[str, Any]]:
 
 
 @contextmanager
-def _progress(label: str) -> Iterator[Callable[[str, int], None]]:
+def _progress() -> Iterator[Callable[[str], None]]:
     """Says on stderr what runs, and how far it is; only on a terminal."""
     columns = (TextColumn("{task.description}"), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty()) as bars:
-        task = bars.add_task(label, total=None)
-        yield lambda category, count: bars.update(task, description=f"{label}: {category}, {count} tokens")
+        task = bars.add_task("", total=None)
+        yield lambda text: bars.update(task, description=text)

@@ -36,7 +36,11 @@ def print_drafters(drafters: Mapping[str, Mapping[str, Any]], plain: Mapping[str
         rows += [(category, name, *_cells(point["categories"][category])) for name, point in drafters.items()]
     print_table(COLUMNS, rows)
     for name, point in drafters.items():
-        together = list(point["categories"].values())[-1]
+        means, together = point["mean_of_categories"], list(point["categories"].values())[-1]
+        click.echo(
+            f"{name}: mean of categories {_with_spread(means['speedup'], means['speedups'])}, "
+            f"decoding {_with_spread(means['decode_speedup'], means['decode_speedups'])}"
+        )
         num_equal, num_all = together["num_equal_answers"], together["num_requests"]
         if num_equal < num_all:
             click.echo(
@@ -52,7 +56,7 @@ def _cells(figures: Mapping[str, Any]) -> tuple[str, ...]:
         f"{figures['num_equal_answers']}/{figures['num_requests']} equal",
         f"{figures['output_tok_s']:.1f}",
         _with_spread(figures["speedup"], figures["speedups"]),
-        f"{figures['decode_speedup']:.2f}",
+        _with_spread(figures["decode_speedup"], figures["decode_speedups"]),
         f"{figures['acceptance_length']:.2f}",
         f"{figures['num_accepted_tokens']}/{num_drafts}",
         " ".join(f"{rate:.2f}" for rate in rates[:_MOST_POSITIONS]) + (" ..." if len(rates) > _MOST_POSITIONS else ""),

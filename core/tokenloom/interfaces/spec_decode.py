@@ -5,8 +5,7 @@ what the target would have said anyway, and rolls back the rest. A wrong guess c
 
 Words: B requests that draft, k the most drafts of any of them, V the target's vocabulary.
 
-Flags in the capabilities: "shared_statistics", what earlier requests have taught it enters its answers for later ones;
-"draft_weights", it loads weights of its own.
+Flag in the capabilities: "shared_statistics", what earlier requests have taught it enters its answers for later ones.
 
 Changes of `spec_decode`:
     1.1  `DraftBatch.sampling`, for drafters that sample; `SpecDecodeConfig.verifier`, which every Config inherits.

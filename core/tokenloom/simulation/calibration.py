@@ -38,6 +38,8 @@ _NUM_OUTPUTS = 6
 _NUM_ENDINGS = 16
 """Steps at which requests of a workout end, at most."""
 _MOST_LATE = 8
+_DENSE_COUNTS = (3, 5, 9, 12)
+"""Requests of workouts beside the powers of 2, with the shortest prompts: the cost of the first rows is no line."""
 _SPREAD = 0.5
 """The shortest prompt of a workout is so much shorter than the longest."""
 _GOLDEN_RATIO = 0.5 * (math.sqrt(5.0) - 1.0)
@@ -146,6 +148,7 @@ def plan_workouts(engine: Engine, plan: CalibrationPlan) -> list[Workout]:
     prompts = [length for length in _powers(4, 16) if length < longest] + [longest]
     counts = [count for count in _powers(2, 1) if count < plan.most_running] + [plan.most_running]
     workouts = [Workout(count, length) for count, length in itertools.product(counts, prompts)]
+    workouts += [Workout(count, prompts[0]) for count in _DENSE_COUNTS if count < plan.most_running]
     fitting = [w for w in workouts if w.num_tokens <= min(capacity, _MOST_TOKENS * plan.longest_prompt)]
     if len(fitting) < 4:
         raise ConfigError(

@@ -17,7 +17,10 @@ __all__ = ["FitError", "MeasuredStep", "averages", "fit_costs", "fit_error"]
 
 _Matrix = npt.NDArray[np.float64]
 
-_FIRST_TOKEN_KNOT, _FIRST_ROW_KNOT = 64, 4
+_FIRST_TOKEN_KNOT, _FIRST_ROW_KNOT = 64, 64
+_DENSE_ROW_KNOTS = (1, 2, 4, 5, 8, 9, 16)
+"""Drafts under verification are rows, too, and what they bring depends on what the first few cost. That is no straight
+line: kernels take rows by blocks of 4 or 8, and one row alone may have kernels of its own."""
 _NUM_ROUNDS = 10
 """Of weighing anew; a few suffice."""
 _LEAST_SHARE = 0.1
@@ -74,7 +77,7 @@ def fit_costs(steps: Sequence[MeasuredStep]) -> StepCosts:
         ConfigError: too few different steps to tell the costs apart.
     """
     token_knots = _knots(_FIRST_TOKEN_KNOT, [step.shape.num_prefill_tokens for step in steps])
-    row_knots = _knots(_FIRST_ROW_KNOT, [step.shape.num_decode_rows for step in steps])
+    row_knots = _row_knots([step.shape.num_decode_rows for step in steps])
     rows = np.array([_counts(step.shape, token_knots, row_knots) for step in steps], np.float64)  # [steps, costs]
     if len({step.shape for step in steps}) < rows.shape[-1]:
         raise ConfigError(f"{len(steps)} steps are too few to fit {rows.shape[-1]} costs; give calibrate more seconds")
@@ -101,6 +104,12 @@ def _knots(first: int, counts: Sequence[int]) -> list[int]:
     """Where the cost of one more may change: `first`, and 4 times as many each, as far as half of what was measured."""
     most = max(counts, default=0)
     return [knot for knot in (first * 4**power for power in range(10)) if 2 * knot <= most]
+
+
+def _row_knots(counts: Sequence[int]) -> list[int]:
+    """The dense ones where there are steps of just so many rows, and of more; `_knots` beyond."""
+    measured, most = set(counts), max(counts, default=0)
+    return [knot for knot in _DENSE_ROW_KNOTS if knot < most and knot in measured] + _knots(_FIRST_ROW_KNOT, counts)
 
 
 def _brackets(knots: Sequence[int], each_s: Sequence[float]) -> tuple[CostBracket, ...]:

@@ -28,7 +28,6 @@ _PLUGINS = (
         config="tokenloom_spec_decode.draft_model:DraftModelConfig",
         contract=(1, 2),
         summary="A smaller model with the same tokenizer drafts token by token, with KV memory of its own.",
-        capabilities=Capabilities(flags=frozenset({"draft_weights"})),
         sub_kinds={"spec_decode.policy": "fixed"},
     ),
     PluginInfo(
@@ -37,7 +36,6 @@ _PLUGINS = (
         config="tokenloom_spec_decode.eagle:EagleConfig",
         contract=(1, 2),
         summary="A one-layer head on the target's final state drafts a chain, or a tree where it is sure.",
-        capabilities=Capabilities(flags=frozenset({"draft_weights"})),
         sub_kinds={"spec_decode.policy": "fixed"},
     ),
     PluginInfo(
@@ -46,7 +44,6 @@ _PLUGINS = (
         config="tokenloom_spec_decode.eagle3:Eagle3Config",
         contract=(1, 2),
         summary="A one-layer head on states of three of the target's layers drafts a chain or a tree.",
-        capabilities=Capabilities(flags=frozenset({"draft_weights"})),
         sub_kinds={"spec_decode.policy": "fixed"},
     ),
     PluginInfo(
@@ -55,7 +52,6 @@ _PLUGINS = (
         config="tokenloom_spec_decode.mtp:MtpConfig",
         contract=(1, 2),
         summary="A multi-token-prediction module that was trained with the model drafts a chain or a tree.",
-        capabilities=Capabilities(flags=frozenset({"draft_weights"})),
         sub_kinds={"spec_decode.policy": "fixed"},
     ),
     PluginInfo(
@@ -64,7 +60,6 @@ _PLUGINS = (
         config="tokenloom_spec_decode.medusa:MedusaConfig",
         contract=(1, 0),
         summary="Heads on the target's final hidden state guess several tokens ahead at once, as a tree.",
-        capabilities=Capabilities(flags=frozenset({"draft_weights"})),
         sub_kinds={"spec_decode.policy": "fixed"},
     ),
     PluginInfo(

@@ -14,17 +14,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast, final
+from typing import final
 
 import numpy as np
 import torch
 from pydantic import Field
 
-from tokenloom.checkpoint.base import Checkpoint
 from tokenloom.errors import ConfigError
 from tokenloom.interfaces.attention import AttentionLayer
 from tokenloom.interfaces.contract import PluginChoice
-from tokenloom.interfaces.quant import QuantConfig, QuantContext, Quantizer
 from tokenloom.interfaces.spec_decode import (
     DraftBatch,
     Drafter,
@@ -39,10 +37,9 @@ from tokenloom.loader.checkpoint import open_checkpoint
 from tokenloom.loader.sources import resolve_model
 from tokenloom.models.build import build_model
 from tokenloom.models.causal_lm import CausalLM, ForwardContext
-from tokenloom.plugins import default_registry
-from tokenloom.settings_validation import validated
 from tokenloom_spec_decode.chain_drafts import ChainDrafts
 from tokenloom_spec_decode.draft_model_vocabulary import check_vocabulary
+from tokenloom_spec_decode.draft_quant import draft_quantizer
 
 __all__ = ["DraftModelConfig", "DraftModelDrafter", "DraftSizes"]
 
@@ -76,7 +73,7 @@ class DraftModelConfig(SpecDecodeConfig):
                     f"the target runs to {context.max_model_len}; set model.max_model_len to at most the former"
                 )
             check_vocabulary(checkpoint, context)
-            quantizer = self._quantizer(context, checkpoint)
+            quantizer = draft_quantizer(self.quant, context, checkpoint.quantization, checkpoint.stored_types)
             model = build_model(
                 checkpoint,
                 quantizer=quantizer,
@@ -93,24 +90,6 @@ class DraftModelConfig(SpecDecodeConfig):
             checkpoint.close()
         sizes = DraftSizes(config.num_heads, config.num_kv_heads, config.head_dim, config.vocab_size)
         return DraftModelDrafter(model, sizes, context, " ".join(words), keeps_probs=self.verifier == "rejection")
-
-    def _quantizer(self, context: DrafterContext, checkpoint: Checkpoint) -> Quantizer:
-        registry, label = default_registry(), f"spec_decode.quant={self.quant}"
-        can = registry.get("quant", self.quant).info.capabilities
-        dtype, device = str(context.dtype).removeprefix("torch."), context.device.type
-        if (can.dtypes is not None and dtype not in can.dtypes) or (can.devices and device not in can.devices):
-            raise ConfigError(f"{label} cannot store weights for {dtype} on {device}; try spec_decode.quant=none")
-        config = validated(registry.load_config_class("quant", self.quant), {}, label)
-        return cast(QuantConfig, config).build(
-            QuantContext(
-                dtype=context.dtype,
-                device=context.device,
-                checkpoint=checkpoint.quantization or {},
-                deterministic=context.deterministic,
-                stored_types=checkpoint.stored_types,
-                operations=context.operations,
-            )
-        )
 
 
 @final

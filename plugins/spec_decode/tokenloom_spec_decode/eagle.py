@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import final
 
+from tokenloom.interfaces.quant import Quantizer
 from tokenloom.interfaces.spec_decode import DrafterContext
 from tokenloom_spec_decode.eagle_drafter import EagleHead
 from tokenloom_spec_decode.eagle_head import load_eagle
@@ -31,5 +32,5 @@ class EagleConfig(HeadConfig):
             "or to hf:org/name"
         )
 
-    def load_head(self, folder: Path, context: DrafterContext) -> EagleHead:
-        return load_eagle(folder, context)
+    def load_head(self, folder: Path, context: DrafterContext, quantizer: Quantizer) -> EagleHead:
+        return load_eagle(folder, context, quantizer)

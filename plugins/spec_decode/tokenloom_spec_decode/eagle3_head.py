@@ -18,6 +18,7 @@ import torch
 
 from tokenloom.errors import ModelError
 from tokenloom.interfaces.draft_memory import DraftPass
+from tokenloom.interfaces.quant import Quantizer
 from tokenloom.interfaces.spec_decode import DrafterContext, DrafterNeeds
 from tokenloom.loader.weight_layout import open_weights
 from tokenloom.models.feed_forward import GatedFeedForward
@@ -37,10 +38,15 @@ class Eagle3Head(EagleHead):
     """Made by `load_eagle3`."""
 
     def __init__(
-        self, config: Eagle3Config, tensors: HeadTensors, column_ids: torch.Tensor | None, context: DrafterContext
+        self,
+        config: Eagle3Config,
+        tensors: HeadTensors,
+        column_ids: torch.Tensor | None,
+        context: DrafterContext,
+        quantizer: Quantizer,
     ) -> None:
-        """`column_ids` as in `HeadFacts`; `tensors` hold the weights."""
-        factory, layer = head_factory(context), config.layer
+        """`column_ids` as in `HeadFacts`; `tensors` hold the weights, `quantizer` stores them."""
+        factory, layer = head_factory(context, quantizer), config.layer
         size, eps = layer.hidden_size, layer.rms_norm_eps
         self._config = config
         self._fc = factory.linear("fc", 3 * config.target_hidden_size, {"fc": size})
@@ -51,30 +57,39 @@ class Eagle3Head(EagleHead):
         self._ffn = GatedFeedForward(layer, factory, f"{_LAYER}.mlp")
         self._norm = factory.norm("norm", size, eps)
         own_head = "lm_head.weight" in tensors
-        self._head = factory.linear("lm_head", size, {"lm_head": config.draft_vocab_size}) if own_head else None
+        # Not called lm_head: quantizers leave that one alone, for a model's words depend on it. These are drafts only.
+        self._head = factory.linear("draft_head", size, {"lm_head": config.draft_vocab_size}) if own_head else None
         self._embed = embedding_of(tensors, factory, layer, context)
         self._target_logits = context.compute_logits
-        needs = DrafterNeeds(tuple(sorted(set(config.aux_layers))), (kv_group_of(layer),), f"eagle3 {tensors.digest}")
+        digest = f"eagle3 {tensors.digest} {quantizer.fingerprint}"
+        needs = DrafterNeeds(tuple(sorted(set(config.aux_layers))), (kv_group_of(layer),), digest)
         super().__init__(HeadFacts(needs, tensors.load(factory), column_ids))
 
     def fuse(self, hidden_states: Mapping[int, torch.Tensor]) -> torch.Tensor:
         return self._fc.apply(torch.cat([hidden_states[layer] for layer in self._config.aux_layers], dim=-1))
 
     def run(self, next_ids: torch.Tensor, states: torch.Tensor, draft_pass: DraftPass) -> torch.Tensor:
-        normed = self._hidden_norm(states)  # [T, H]
-        joined = torch.cat([self._embedding_norm(self._embed(next_ids)), normed], dim=-1)  # [T, 2 * H]
+        joined, normed = self._joined(next_ids, states)
         residual = normed if self._config.norm_before_residual else states
         normed, residual = self._ffn_norm.enter(self._attention(joined, draft_pass), residual)
         state = residual + self._ffn(normed)
         return self._norm(state) if self._config.norm_output else state
+
+    def store(self, next_ids: torch.Tensor, states: torch.Tensor, draft_pass: DraftPass) -> None:
+        self._attention.store(self._joined(next_ids, states)[0], draft_pass)
+
+    def _joined(self, next_ids: torch.Tensor, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """What the attention part takes, [T, 2 * H], and the normed states in it, [T, H]."""
+        normed = self._hidden_norm(states)
+        return torch.cat([self._embedding_norm(self._embed(next_ids)), normed], dim=-1), normed
 
     def compute_logits(self, states: torch.Tensor) -> torch.Tensor:
         normed = states if self._config.norm_output else self._norm(states)
         return self._target_logits(normed) if self._head is None else self._head.apply_float32(normed)
 
 
-def load_eagle3(folder: Path, context: DrafterContext) -> Eagle3Head:
-    """Loads a head for a target.
+def load_eagle3(folder: Path, context: DrafterContext, quantizer: Quantizer) -> Eagle3Head:
+    """Loads a head for a target; `quantizer` stores its weights.
 
     Raises:
         ModelError: the folder holds none, or one for another target.
@@ -87,7 +102,7 @@ def load_eagle3(folder: Path, context: DrafterContext) -> Eagle3Head:
         _check_target(folder, config, names, context)
         maps = HeadTensors(folder, files, {name: names.pop(name) for name in _MAPS if name in names})
         column_ids = _column_ids(folder, maps, config, context)
-        return Eagle3Head(config, HeadTensors(folder, files, names), column_ids, context)
+        return Eagle3Head(config, HeadTensors(folder, files, names), column_ids, context, quantizer)
     finally:
         for file in set(files.values()):
             file.close()

@@ -35,6 +35,7 @@ from tokenloom.interfaces.spec_decode import (
 )
 from tokenloom_spec_decode.chain_drafts import ChainDrafts
 from tokenloom_spec_decode.eagle_tree import GrowingTree
+from tokenloom_spec_decode.repeated_text import RepeatedText
 
 __all__ = ["EagleDrafter", "EagleHead", "HeadFacts"]
 
@@ -70,6 +71,10 @@ class EagleHead(ABC):
         """Its layer over T new entries: next tokens int64 [T] and states [T, H] -> states [T, H], to feed back."""
 
     @abstractmethod
+    def store(self, next_ids: torch.Tensor, states: torch.Tensor, draft_pass: DraftPass) -> None:
+        """Writes what `run` would write of T new entries, where nobody asks for the states that they give."""
+
+    @abstractmethod
     def compute_logits(self, states: torch.Tensor) -> torch.Tensor:
         """What `run` gave, [R, H] -> logits [R, columns]."""
 
@@ -98,6 +103,7 @@ class EagleDrafter(Drafter):
         keeps_probs: bool = False,
         tree_width: int = 1,
         min_probability: float = 0.0,
+        lookup_match: int = 0,
     ) -> None:
         """Drafts with `head`.
 
@@ -107,6 +113,8 @@ class EagleDrafter(Drafter):
             keeps_probs: whether chains carry the probabilities that drafts were drawn from.
             tree_width: of trees, where they are legal; 1 drafts chains everywhere.
             min_probability: a draft whose path is less likely than that is left out, with all behind it.
+            lookup_match: where so many of the last tokens occurred before, what followed them is drafted, and the head
+                not asked; 0 asks it everywhere.
         """
         self._head = head
         self._vocab_size = context.vocab_size
@@ -114,6 +122,7 @@ class EagleDrafter(Drafter):
         self._keeps_probs = keeps_probs
         self._tree_width = tree_width
         self._min_probability = min_probability
+        self._repeated = RepeatedText(lookup_match)
 
     @property
     def num_weight_bytes(self) -> int:
@@ -131,13 +140,17 @@ class EagleDrafter(Drafter):
             return proposals
         counts = [row.frontier - row.first for row in rows]
         next_tokens = [_next_tokens(batch.token_ids[row.place], row) for row in rows]
-        next_ids = next_tokens[0] if len(rows) == 1 else np.concatenate(next_tokens)
+        next_ids = torch.from_numpy(next_tokens[0] if len(rows) == 1 else np.concatenate(next_tokens)).to(self._device)
         draft_pass = memory.begin([row.request_id for row in rows], [row.first for row in rows], counts)
         fused = self._head.fuse(batch.hidden_states)
-        states = self._head.run(torch.from_numpy(next_ids).to(self._device), fused, draft_pass)
+        asking = self._look_up(batch, rows, proposals)
+        if not asking:
+            self._head.store(next_ids, fused, draft_pass)
+            return proposals
+        states = self._head.run(next_ids, fused, draft_pass)
         ends = [end - 1 for end in accumulate(counts)]
         for as_tree in (False, True):
-            drafting = [row for row in rows if row.max_drafts and self._takes_tree(batch, row) == as_tree]
+            drafting = [row for row in asking if self._takes_tree(batch, row) == as_tree]
             if not drafting:
                 continue
             chosen = {row.place for row in drafting}
@@ -150,6 +163,14 @@ class EagleDrafter(Drafter):
 
     def forget(self, request_ids: Sequence[str]) -> None:
         """Keeps no state."""
+
+    def _look_up(self, batch: DraftBatch, rows: Sequence[_Row], proposals: list[Proposal]) -> list[_Row]:
+        """Proposes what the text repeats; returns the rows that want drafts and got none so."""
+        wanted = [row for row in rows if row.max_drafts]
+        for row in wanted:
+            as_tree = self._takes_tree(batch, row)
+            proposals[row.place] = self._repeated.proposal(batch.token_ids[row.place], row.max_drafts, as_tree=as_tree)
+        return [row for row in wanted if not proposals[row.place].token_ids]
 
     def _takes_tree(self, batch: DraftBatch, row: _Row) -> bool:
         is_chain = row.max_drafts == 1 or not batch.chain_only or batch.chain_only[row.place]

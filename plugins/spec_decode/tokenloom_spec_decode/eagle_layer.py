@@ -11,7 +11,7 @@ import torch
 from tokenloom.errors import ModelError, did_you_mean
 from tokenloom.interfaces.attention import AttentionLayer
 from tokenloom.interfaces.draft_memory import DraftKVGroup, DraftPass
-from tokenloom.interfaces.quant import EmbeddingWeights, LayerSpec, LinearWeights, Quantizer
+from tokenloom.interfaces.quant import Quantizer
 from tokenloom.interfaces.spec_decode import DrafterContext
 from tokenloom.loader.weight_file import WeightFile
 from tokenloom.loader.weights_digest import quick_digest
@@ -24,11 +24,11 @@ from tokenloom.ops.table import build_op_table
 __all__ = ["HeadAttention", "HeadTensors", "embedding_of", "head_factory", "kv_group_of"]
 
 
-def head_factory(context: DrafterContext) -> LayerFactory:
-    """Makes a head's layers in the target's dtype, with the target's operations; nothing is quantized."""
+def head_factory(context: DrafterContext, quantizer: Quantizer) -> LayerFactory:
+    """Makes a head's layers in the target's dtype, with the target's operations; `quantizer` stores what it covers."""
     ops = build_op_table(context.device, context.operations, deterministic=context.deterministic)
     return LayerFactory(
-        _Dense(), SkipList(), context.dtype, context.device, context.parallel, ops, context.max_model_len
+        quantizer, SkipList(), context.dtype, context.device, context.parallel, ops, context.max_model_len
     )
 
 
@@ -92,6 +92,13 @@ class HeadAttention:
 
     def __call__(self, x: torch.Tensor, draft_pass: DraftPass) -> torch.Tensor:
         """[T, in_features], normed -> [T, H]; writes the K and V of the new entries."""
+        queries = self.store(x, draft_pass)
+        (metadata,), (kv,) = draft_pass.metadata, draft_pass.kv
+        attended = draft_pass.attention.forward(queries, kv, self._layer, metadata)  # [T, Hq, D]
+        return self._output.apply(attended.flatten(1))
+
+    def store(self, x: torch.Tensor, draft_pass: DraftPass) -> torch.Tensor:
+        """Writes the K and V of the new entries, whose input is [T, in_features]; returns the queries [T, Hq, D]."""
         heads = self._qkv.apply(x).view(x.shape[0], -1, self._head_dim)  # [T, Hq + 2 * Hkv, D]
         turned = heads[:, : self._num_rotated]  # [T, Hq + Hkv, D]
         if self._qk_norm is not None:
@@ -101,8 +108,7 @@ class HeadAttention:
             turned = self._rotary(turned, rotation.cos, rotation.signed_sin)
         (metadata,), (kv,) = draft_pass.metadata, draft_pass.kv
         draft_pass.attention.write_kv(kv, turned[:, self._num_heads :], heads[:, self._num_rotated :], metadata)
-        attended = draft_pass.attention.forward(turned[:, : self._num_heads], kv, self._layer, metadata)  # [T, Hq, D]
-        return self._output.apply(attended.flatten(1))
+        return turned[:, : self._num_heads]
 
 
 @final
@@ -142,7 +148,12 @@ class HeadTensors:
         Raises:
             ModelError: a tensor is missing, unknown or of the wrong shape.
         """
-        wanted = [(target, name) for target in factory.targets for name in target.required()]
+        # A quantizer says itself what it needs beside the weight: the files of heads hold nothing else.
+        wanted = [
+            (target, name)
+            for target in factory.targets
+            for name in dict.fromkeys((*(f"{part}.weight" for part in target.parts), *target.required()))
+        ]
         known = {name for _, name in wanted}
         unknown = sorted(set(self._names) - known)
         if unknown:
@@ -161,21 +172,3 @@ class HeadTensors:
 
     def _refuse(self, what: str) -> NoReturn:
         raise ModelError(f"{self._folder} {what}")
-
-
-@final
-class _Dense(Quantizer):
-    """Covers nothing: every layer stays as it is."""
-
-    def covers(self, spec: LayerSpec) -> bool:
-        return False
-
-    def create_linear(self, spec: LayerSpec) -> LinearWeights:
-        raise AssertionError(f"{spec.name} was not covered")
-
-    def create_embedding(self, spec: LayerSpec) -> EmbeddingWeights:
-        raise AssertionError(f"{spec.name} was not covered")
-
-    @property
-    def fingerprint(self) -> str:
-        return "dense"

@@ -9,8 +9,10 @@ from typing import Annotated
 from pydantic import Field
 
 from tokenloom.interfaces.contract import PluginChoice
+from tokenloom.interfaces.quant import Quantizer
 from tokenloom.interfaces.spec_decode import DrafterContext, SpecDecodeConfig
 from tokenloom.loader.sources import resolve_model
+from tokenloom_spec_decode.draft_quant import DEFAULT_HEAD_QUANT, draft_quantizer, head_quant
 from tokenloom_spec_decode.eagle_drafter import EagleDrafter, EagleHead
 from tokenloom_spec_decode.shipped_heads import shipped_head
 
@@ -30,6 +32,15 @@ class HeadConfig(SpecDecodeConfig):
     min_probability: Annotated[float, Field(ge=0.0, lt=1.0)] = Field(
         default=0.0, description="Drafts less likely than that, by the head's own account, are left out; 0 keeps all."
     )
+    lookup_match: Annotated[int, Field(ge=0, le=32)] = Field(
+        default=0,
+        description="Where so many last tokens occurred before, what followed is drafted without the head; 0 never.",
+    )
+    quant: str = Field(
+        default=DEFAULT_HEAD_QUANT,
+        description="Quant plugin for the head's weights, at its defaults; default: int8_dynamic beside native "
+        "operations, else none.",
+    )
     policy: PluginChoice = Field(description="How many tokens to propose: nodes of the tree.")
 
     @property
@@ -43,8 +54,12 @@ class HeadConfig(SpecDecodeConfig):
         """What to say where no source is set: which plugin needs what, and where to name it."""
 
     @abstractmethod
-    def load_head(self, folder: Path, context: DrafterContext) -> EagleHead:
-        """Reads the head in `folder`. Raises ModelError: there is none, or one for another target."""
+    def load_head(self, folder: Path, context: DrafterContext, quantizer: Quantizer) -> EagleHead:
+        """Reads the head in `folder`, and stores it by `quantizer`.
+
+        Raises:
+            ModelError: there is none, or one for another target.
+        """
 
     def draft_policy(self) -> PluginChoice | None:
         return self.policy
@@ -55,11 +70,12 @@ class HeadConfig(SpecDecodeConfig):
             if self.source is None
             else resolve_model(self.source)
         )
-        head = self.load_head(folder, context)
+        head = self.load_head(folder, context, draft_quantizer(head_quant(self.quant, context), context))
         return EagleDrafter(
             head,
             context,
             keeps_probs=self.verifier == "rejection",
             tree_width=self.tree_width,
             min_probability=self.min_probability,
+            lookup_match=self.lookup_match,
         )

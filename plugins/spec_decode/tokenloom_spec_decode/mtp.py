@@ -10,6 +10,7 @@ from typing import final
 
 from pydantic import Field
 
+from tokenloom.interfaces.quant import Quantizer
 from tokenloom.interfaces.spec_decode import DrafterContext
 from tokenloom_spec_decode.eagle_drafter import EagleHead
 from tokenloom_spec_decode.head_config import HeadConfig
@@ -37,5 +38,5 @@ class MtpConfig(HeadConfig):
             "that holds it or to hf:org/name"
         )
 
-    def load_head(self, folder: Path, context: DrafterContext) -> EagleHead:
-        return load_mtp(folder, context)
+    def load_head(self, folder: Path, context: DrafterContext, quantizer: Quantizer) -> EagleHead:
+        return load_mtp(folder, context, quantizer)

@@ -24,6 +24,7 @@ import torch
 from tokenloom.checkpoint.fields import Fields
 from tokenloom.errors import ModelError
 from tokenloom.interfaces.draft_memory import DraftPass
+from tokenloom.interfaces.quant import Quantizer
 from tokenloom.interfaces.spec_decode import DrafterContext, DrafterNeeds
 from tokenloom.json_file import read_json
 from tokenloom.loader.weight_layout import open_weights
@@ -53,9 +54,17 @@ _LEFT_OUT = ("embed_tokens.weight", "rotary_emb.inv_freq")
 class MtpHead(EagleHead):
     """Made by `load_mtp`."""
 
-    def __init__(self, layer: ModelConfig, tensors: HeadTensors, context: DrafterContext, *, is_deepseek: bool) -> None:
-        """`layer`: sizes; `is_deepseek`: which of the two."""
-        factory, size, eps = head_factory(context), layer.hidden_size, layer.rms_norm_eps
+    def __init__(
+        self,
+        layer: ModelConfig,
+        tensors: HeadTensors,
+        context: DrafterContext,
+        quantizer: Quantizer,
+        *,
+        is_deepseek: bool,
+    ) -> None:
+        """`layer`: sizes; `quantizer` stores the weights; `is_deepseek`: which of the two."""
+        factory, size, eps = head_factory(context, quantizer), layer.hidden_size, layer.rms_norm_eps
         self._is_deepseek = is_deepseek
         self._embedding_norm = factory.norm("embedding_norm", size, eps)
         self._hidden_norm = factory.norm("hidden_norm", size, eps)
@@ -68,29 +77,38 @@ class MtpHead(EagleHead):
         own_head = "head.weight" in tensors
         self._head = factory.linear("head", size, {"head": layer.vocab_size}) if own_head else None
         self._embed, self._target_logits = context.embed, context.compute_logits
-        needs = DrafterNeeds((_FINAL_STATE,), (kv_group_of(layer),), f"mtp {tensors.digest}")
+        needs = DrafterNeeds((_FINAL_STATE,), (kv_group_of(layer),), f"mtp {tensors.digest} {quantizer.fingerprint}")
         super().__init__(HeadFacts(needs, tensors.load(factory)))
 
     def fuse(self, hidden_states: Mapping[int, torch.Tensor]) -> torch.Tensor:
         return hidden_states[_FINAL_STATE]
 
     def run(self, next_ids: torch.Tensor, states: torch.Tensor, draft_pass: DraftPass) -> torch.Tensor:
+        normed, residual = self._entered(next_ids, states, draft_pass)
+        normed, residual = self._ffn_norm.enter(self._attention(normed, draft_pass), residual)
+        state = residual + self._ffn(normed)
+        return state if self._is_deepseek else self._norm(state)
+
+    def store(self, next_ids: torch.Tensor, states: torch.Tensor, draft_pass: DraftPass) -> None:
+        self._attention.store(self._entered(next_ids, states, draft_pass)[0], draft_pass)
+
+    def _entered(
+        self, next_ids: torch.Tensor, states: torch.Tensor, draft_pass: DraftPass
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """What the layer's attention part takes, and the residual beside it, both [T, H]."""
         embedded = self._embed(next_ids)  # [T, H]
         if self._is_deepseek:
             embedded = embedded.masked_fill((draft_pass.positions == 0)[:, None], 0.0)
         joined = torch.cat([self._embedding_norm(embedded), self._hidden_norm(states)], dim=-1)  # [T, 2 * H]
-        normed, residual = self._attention_norm.enter(None, self._fc.apply(joined))
-        normed, residual = self._ffn_norm.enter(self._attention(normed, draft_pass), residual)
-        state = residual + self._ffn(normed)
-        return state if self._is_deepseek else self._norm(state)
+        return self._attention_norm.enter(None, self._fc.apply(joined))
 
     def compute_logits(self, states: torch.Tensor) -> torch.Tensor:
         normed = self._norm(states) if self._is_deepseek else states
         return self._target_logits(normed) if self._head is None else self._head.apply_float32(normed)
 
 
-def load_mtp(folder: Path, context: DrafterContext) -> MtpHead:
-    """Loads the module of a folder, which may hold the whole model or the module alone.
+def load_mtp(folder: Path, context: DrafterContext, quantizer: Quantizer) -> MtpHead:
+    """Loads the module of a folder, which may hold the whole model or the module alone; `quantizer` stores its weights.
 
     Raises:
         ModelError: the folder holds none, more than one, or one for another target.
@@ -117,7 +135,7 @@ def load_mtp(folder: Path, context: DrafterContext) -> MtpHead:
                 f"{folder} is a module for targets of hidden size {found[0]} and {found[1]} tokens; this one has "
                 f"{wanted[0]} and {wanted[1]}"
             )
-        return MtpHead(layer, HeadTensors(folder, files, names), context, is_deepseek=is_deepseek)
+        return MtpHead(layer, HeadTensors(folder, files, names), context, quantizer, is_deepseek=is_deepseek)
     finally:
         for file in set(files.values()):
             file.close()

@@ -43,7 +43,7 @@ class SuffixConfig(SpecDecodeConfig):
     min_probability: Annotated[float, Field(gt=0.0, le=1.0)] = Field(
         default=0.1, description="Drafts less likely than that, by their counts, are left out."
     )
-    tree: bool = Field(default=False, description="Draft several continuations where the attention can verify a tree.")
+    tree: bool = Field(default=True, description="Draft several continuations where the attention can verify a tree.")
     shared_tokens: Annotated[int, Field(ge=0)] = Field(
         default=65536, description="Tokens of ended requests to look in, the oldest leave; 0 keeps requests apart."
     )

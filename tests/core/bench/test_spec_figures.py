@@ -6,7 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from tokenloom.bench.spec_figures import category_figures, expected_tokens, plain_figures, speculation_theory
+from tokenloom.bench.spec_figures import (
+    category_figures,
+    category_means,
+    expected_tokens,
+    plain_figures,
+    speculation_theory,
+)
 from tokenloom.bench.spec_run import CategoryRun
 
 PLAIN = CategoryRun(
@@ -60,6 +66,17 @@ def test_repetitions_are_compared_pair_by_pair() -> None:
     assert figures["speedups"] == pytest.approx([22 / 15, 2.2, 22 / 15])
     assert figures["speedup"] == pytest.approx(22 / 15)
     assert plain_figures([PLAIN, slow, PLAIN])["wall_s"] == 22.0
+
+
+def test_each_category_counts_alike_in_their_mean() -> None:
+    """A mean in each repetition, then the median of repetitions: what was slow in one was so for all categories."""
+    short = replace(DRAFTING, num_output_tokens=20, wall_s=1.0, num_decode_tokens=20, decode_s=1.0)
+    plain = replace(PLAIN, num_output_tokens=20, wall_s=2.0, num_decode_tokens=20, decode_s=3.0)
+    long = category_figures([DRAFTING, DRAFTING, DRAFTING], [PLAIN, replace(PLAIN, wall_s=44.0), PLAIN])
+    means = category_means([long, category_figures([short] * 3, [plain] * 3)])
+    assert means["speedups"] == pytest.approx([(22 / 15 + 2) / 2, (44 / 15 + 2) / 2, (22 / 15 + 2) / 2])
+    assert means["speedup"] == pytest.approx((22 / 15 + 2) / 2)
+    assert means["decode_speedup"] == pytest.approx((20 / 13 + 3) / 2)
 
 
 def test_more_tokens_are_no_slower_answer() -> None:

@@ -41,6 +41,7 @@ class Machine:
         exponent: below 1, many tokens take less than so many times the time of one.
         row_s: of each request that samples.
         kv_byte_s, pair_s: attention.
+        block: products take as long as with the next multiple of so many tokens.
         padded_rows: so many rows, sorted by length, read as much as the longest of them.
         noise: every step takes so much longer by chance, on average.
     """
@@ -51,17 +52,19 @@ class Machine:
     row_s: float = 3e-4
     kv_byte_s: float = 1.3e-10
     pair_s: float = 2e-7
+    block: int = 1
     padded_rows: int = 1
     noise: float = 0.0
 
     def duration_s(self, plan: StepPlan, draw: random.Random) -> float:
         shape = step_shape(plan, SPANS)
         num_tokens = shape.num_prefill_tokens + shape.num_decode_rows
+        num_blocks = math.ceil(num_tokens / self.block)
         contexts = [(row.num_scheduled_tokens, row.num_computed_tokens + row.num_scheduled_tokens) for row in plan.rows]
         decoding = sorted((length for count, length in contexts if count == 1), reverse=True)
         num_read = sum(decoding[index - index % self.padded_rows] for index in range(len(decoding)))
         num_read += sum(length for count, length in contexts if count > 1)
-        products_s = max(self.weights_s, self.token_s * math.pow(num_tokens, self.exponent))
+        products_s = max(self.weights_s, self.token_s * math.pow(num_blocks * self.block, self.exponent))
         attention_s = self.kv_byte_s * num_read * SPANS[0].bytes_per_token + self.pair_s * shape.num_attention_pairs
         total_s = 0.002 + products_s + self.row_s * shape.num_decode_rows + attention_s
         return total_s * (1.0 + self.noise * draw.expovariate(1.0))
@@ -106,14 +109,15 @@ class OnMachine(Executor):
         self._inner.close()
 
 
-def on_preset(folder: Path, costs: StepCosts) -> ComposedConfig:
+def on_preset(folder: Path, costs: StepCosts, *words: str) -> ComposedConfig:
     path = folder / f"preset-{len(list(folder.iterdir()))}.yaml"
     path.write_text(yaml.safe_dump(load_preset("cpu_2core_135m").model_copy(update={"costs": costs}).model_dump()))
-    return compose_config(["executor=simulated", f"executor.device={path}", "cache=none", "cache.num_blocks=2000"])
+    engine = ["executor=simulated", f"executor.device={path}", "cache=none", "cache.num_blocks=2000"]
+    return compose_config([*engine, *words])
 
 
-def on_machine(folder: Path, machine: Machine) -> ComposedConfig:
-    config = on_preset(folder, FREE)
+def on_machine(folder: Path, machine: Machine, *words: str) -> ComposedConfig:
+    config = on_preset(folder, FREE, *words)
     executor = MachineConfig(inner=config.engine.executor, machine=machine)
     choice = PluginChoice("executor", "simulated", executor)
     return replace(config, engine=config.engine.model_copy(update={"executor": choice}))
@@ -181,3 +185,28 @@ def test_large_workouts_run_as_far_as_time_allows(tmp_path: Path) -> None:
         assert seconds == 0.0 or 0.9 * seconds < clock.now() <= seconds
     assert ran[0] < ran[1]
     assert max(ran[1]) > 2 * max(ran[0])
+
+
+def test_a_calibrated_preset_tells_what_drafts_bring(tmp_path: Path) -> None:
+    """Of a machine whose products take rows by four: five rows cost far more than four."""
+    machine = Machine(weights_s=1e-3, token_s=5e-4, block=4, row_s=1e-4)
+    costs = calibrated(tmp_path, machine)
+    for num_streams in (1, 8):
+        plain_s, predicted_plain_s = durations_s(tmp_path, machine, costs, num_streams)
+        for num_drafts in (1, 2, 4, 8):
+            drafter = ("spec_decode=synthetic", f"spec_decode.policy.num_draft_tokens={num_drafts}")
+            real_s, predicted_s = durations_s(
+                tmp_path, machine, costs, num_streams, *drafter, "spec_decode.acceptance=[0.9]"
+            )
+            assert predicted_plain_s / predicted_s == pytest.approx(plain_s / real_s, rel=0.1), (
+                num_streams,
+                num_drafts,
+            )
+
+
+def durations_s(folder: Path, machine: Machine, costs: StepCosts, num_streams: int, *words: str) -> tuple[float, float]:
+    """How long some requests take on a machine, and on a preset of these costs."""
+    requests = [TimedRequest(0.0, 32, 96)] * num_streams
+    engines = on_machine(folder, machine, *words), on_preset(folder, costs, *words)
+    real, found = (simulate(config.engine, requests, SloTargets(2.0, 0.1)).result for config in engines)
+    return real["duration_s"], found["duration_s"]

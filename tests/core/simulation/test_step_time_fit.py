@@ -26,17 +26,18 @@ def shapes(count: int) -> list[StepShape]:
 
 
 def test_costs_are_found_again() -> None:
-    found = fit_costs([MeasuredStep(shape, COSTS.duration_s(shape)) for shape in shapes(50)])
+    found = fit_costs([MeasuredStep(shape, COSTS.duration_s(shape)) for shape in shapes(200)])
     for name in NUMBERS:
         assert getattr(found, name) == pytest.approx(getattr(COSTS, name), rel=1e-6), name
     assert [each.above for each in found.prefill_brackets] == [64, 256, 1024]
     assert [each.each_s for each in found.prefill_brackets] == pytest.approx([COSTS.prefill_token_s] * 3, rel=1e-6)
-    assert [each.above for each in found.decode_brackets] == [4, 16]
-    assert [each.each_s for each in found.decode_brackets] == pytest.approx([COSTS.decode_row_s] * 2, rel=1e-6)
+    assert [each.above for each in found.decode_brackets] == [1, 2, 4, 5, 8, 9, 16]
+    assert [each.each_s for each in found.decode_brackets] == pytest.approx([COSTS.decode_row_s] * 7, rel=1e-6)
 
 
 def test_brackets_are_found_again() -> None:
-    rows = tuple(CostBracket(above=above, each_s=each_s) for above, each_s in ((4, 0.0), (16, 2e-4)))
+    row_costs = {1: 9e-4, 2: 0.0, 4: 3e-4, 5: 0.0, 8: 5e-4, 9: 1e-4, 16: 2e-4}
+    rows = tuple(CostBracket(above=above, each_s=each_s) for above, each_s in row_costs.items())
     tokens = (
         CostBracket(above=64, each_s=1e-5),
         CostBracket(above=256, each_s=9e-5),
@@ -44,13 +45,17 @@ def test_brackets_are_found_again() -> None:
     )
     costs = COSTS.model_copy(update={"decode_brackets": rows, "prefill_brackets": tokens})
     found = fit_costs([MeasuredStep(shape, costs.duration_s(shape)) for shape in shapes(200)])
-    assert [each.each_s for each in found.decode_brackets] == pytest.approx([0.0, 2e-4], rel=1e-6, abs=1e-12)
+    assert [each.each_s for each in found.decode_brackets] == pytest.approx([*row_costs.values()], rel=1e-6, abs=1e-12)
     assert [each.each_s for each in found.prefill_brackets] == pytest.approx([1e-5, 9e-5, 0.0], rel=1e-6, abs=1e-12)
 
 
 def test_brackets_are_as_many_as_was_measured() -> None:
     steps = [MeasuredStep(shape, COSTS.duration_s(shape)) for shape in shapes(200) if shape.num_decode_rows < 32]
-    assert [each.above for each in fit_costs(steps).decode_brackets] == [4]
+    assert [each.above for each in fit_costs(steps).decode_brackets] == [1, 2, 4, 5, 8, 9, 16]
+    gap = [step for step in steps if step.shape.num_decode_rows != 5]
+    assert [each.above for each in fit_costs(gap).decode_brackets] == [1, 2, 4, 8, 9, 16]
+    few = [step for step in steps if step.shape.num_decode_rows <= 4]
+    assert [each.above for each in fit_costs(few).decode_brackets] == [1, 2]
     assert fit_costs([step for step in steps if step.shape.num_prefill_tokens < 128]).prefill_brackets == ()
 
 

@@ -70,6 +70,9 @@ def run_twice(drafter: Drafter, settings: TinySettings, most_drafts: int = 4) ->
     recorder = Recorder(drafter)
 
     def lengths(request: RequestView, _num_running: int) -> int:
+        # In every third stretch of three tokens nobody drafts, so that whole steps go by without drafts.
+        if request.num_tokens // 3 % 3 == 2:
+            return 0
         return (request.num_tokens * 7 + len(request.request_id)) % (most_drafts + 1)
 
     engine = TinyEngine(MODEL, recorder, ChosenDrafts(lengths), settings)

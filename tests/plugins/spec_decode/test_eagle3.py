@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from tokenloom.testing import SpecDecodeSuite
 from tokenloom.testing.drawn_drafts import check_distributions, check_frequencies, draw_many
 from tokenloom.testing.engine_harness import ChosenDrafts
 from tokenloom.testing.tiny_engine import TinyEngine, TinySettings, drafter_context
+from tokenloom_spec_decode.draft_quant import head_quant
 from tokenloom_spec_decode.eagle3 import Eagle3Config
 from tokenloom_spec_decode.eagle3_config import default_aux_layers
 from tokenloom_spec_decode.eagle_drafter import EagleDrafter
@@ -39,7 +42,8 @@ class TestEagle3(SpecDecodeSuite):
         cls.settings = {"source": str(TinyEagle3().write(tmp_path_factory.mktemp("head")))}
 
 
-def build(folder: Path, **settings: Any) -> EagleDrafter:
+def build(folder: Path, tree_width: int = 1, lookup_match: int = 0, **settings: Any) -> EagleDrafter:
+    settings |= {"tree_width": tree_width, "lookup_match": lookup_match}
     return Eagle3Config(source=str(folder), policy=POLICY, **settings).build(drafter_context(MODEL, 64))
 
 
@@ -96,6 +100,20 @@ def test_no_entry_is_lost_or_stale(cache: str, settings: dict[str, Any], tmp_pat
     assert (engine.engine.stats.num_swaps > 0) == ("preempt_mode" in settings)
 
 
+@pytest.mark.parametrize("variant", VARIANTS[:2], ids=str)
+def test_steps_in_which_nobody_drafts_leave_their_entries(variant: dict[str, Any], tmp_path: Path) -> None:
+    """Then the head only stores keys and values; the first drafts behind depend on all of them."""
+    head = TinyEagle3(**variant)
+    recorder = Recorder(build(head.write(tmp_path)))
+    lengths = ChosenDrafts(lambda request, _: 3 if request.num_tokens > 12 else 0)
+    engine = TinyEngine(MODEL, recorder, lengths, TinySettings(budget=5))
+    for number in range(3):
+        engine.add(f"r{number}", [3, 1, 4, 1, 5, number], GREEDY)
+    engine.run()
+    recorder.proposed = [entry for entry in recorder.proposed for _ in range(5)]  # `check` takes a fifth
+    assert check(recorder, head) > 20
+
+
 def test_prompts_that_part_behind_a_block_share_one_block_less(tmp_path: Path) -> None:
     """Blocks of 4: the last entry of the second block depends on token 8, in which the prompts differ."""
     head = TinyEagle3()
@@ -125,6 +143,58 @@ def test_drafts_that_are_unlikely_are_left_out(width: int, least: float, tmp_pat
     recorder, _ = run_twice(cautious, TinySettings(), most_drafts=5)
     assert check(recorder, head, width, math.log(least)) > 20
     assert any(len(proposal.token_ids) < most for _, most, _, proposal in recorder.proposed)
+
+
+@pytest.mark.parametrize("width", [1, 3])
+def test_what_the_text_repeats_is_drafted_instead(width: int, tmp_path: Path) -> None:
+    """Behind the longest run of two tokens and more that occurred before; elsewhere the head's drafts, from a KV memory
+    that has no holes."""
+    head = TinyEagle3()
+    drafter = build(head.write(tmp_path), tree_width=width, lookup_match=2)
+    recorder, _ = run_twice(drafter, TinySettings(num_blocks=20), most_drafts=5)
+    repeated = [(tokens, proposal) for tokens, _, _, proposal in recorder.proposed if followers(tokens, 2)]
+    assert len(repeated) > 20
+    for tokens, proposal in repeated:
+        counts = followers(tokens, 2)
+        assert counts[proposal.token_ids[0]] == max(counts.values()), f"after {tokens}"
+    recorder.proposed = [entry for entry in recorder.proposed if not followers(entry[0], 2)]
+    assert check(recorder, head, width) > 20
+
+
+def followers(tokens: Sequence[int], shortest: int) -> Counter[int]:
+    """How often each token followed the longest run of last tokens, of `shortest` at least, that occurred before."""
+    for length in range(len(tokens) - 1, shortest - 1, -1):
+        last = tokens[-length:]
+        found = [tokens[end] for end in range(length, len(tokens)) if tokens[end - length : end] == last]
+        if found:
+            return Counter(found)
+    return Counter()
+
+
+def test_a_quantized_head_takes_less_memory_and_drafts_much_the_same(tmp_path: Path) -> None:
+    head = TinyEagle3()
+    folder = head.write(tmp_path)
+    dense, packed = build(folder), build(folder, quant="int8")
+    assert packed.num_weight_bytes < 0.5 * dense.num_weight_bytes
+    assert packed.needs().kv_fingerprint != dense.needs().kv_fingerprint
+    first, second = (run_twice(drafter, TinySettings())[0].proposed for drafter in (dense, packed))
+    theirs = {tokens[:-1]: proposal.token_ids[0] for tokens, _, _, proposal in first}
+    same = [theirs[tokens[:-1]] == drafts.token_ids[0] for tokens, _, _, drafts in second if tokens[:-1] in theirs]
+    assert len(same) > 40
+    assert sum(same) > 0.8 * len(same)
+
+
+def test_a_head_is_quantized_by_default_where_native_operations_compute() -> None:
+    context = drafter_context(MODEL)
+    assert head_quant("default", context) == "none"
+    assert head_quant("default", replace(context, operations="native")) == "int8_dynamic"
+    assert head_quant("int4", context) == "int4"
+
+
+def test_a_quantizer_that_cannot_serve_the_target_is_refused(tmp_path: Path) -> None:
+    folder, context = TinyEagle3().write(tmp_path), replace(drafter_context(MODEL, 64), dtype=torch.float16)
+    with pytest.raises(ConfigError, match=r"spec_decode\.quant=int4 cannot store weights for float16 on cpu"):
+        Eagle3Config(source=str(folder), policy=POLICY, quant="int4").build(context)
 
 
 def test_drawn_drafts_have_the_probs_they_claim(tmp_path: Path) -> None:

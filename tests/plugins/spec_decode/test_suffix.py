@@ -49,7 +49,7 @@ def test_drafts_are_as_many_as_the_match_is_long() -> None:
 
 def test_trees_only_where_they_are_wanted_and_legal() -> None:
     text = [1, 2, 3, 0, 1, 2, 4, 9, 1, 2]
-    assert _proposal(_drafter(), text).parents == ()
+    assert _proposal(_drafter(tree=False), text).parents == ()
     tree = _proposal(_drafter(tree=True), text, max_drafts=2)
     assert (tree.token_ids, tree.parents) == ((4, 3), (-1, -1))
     chain = _proposal(_drafter(tree=True), text, max_drafts=2, chain_only=True)
