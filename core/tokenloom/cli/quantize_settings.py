@@ -72,7 +72,7 @@ class QuantizeSettings(Settings):
     ratios: Annotated[int, Field(ge=1, le=1000)] = Field(default=20, description="awq: exponents that are tried.")
     clip: bool = Field(default=True, description="awq: also search how far the range of each group may shrink.")
     alpha: Annotated[float, Field(ge=0, le=1)] | None = Field(
-        default=None, description="smoothquant: share of magnitude that weights take over; null searches by layer."
+        default=None, description="smoothquant: share of magnitude that weights take over; null solves by layer."
     )
     evaluate: Annotated[int, Field(ge=1)] | None = Field(
         default=None,

@@ -43,19 +43,32 @@ class GPTQ(RoundingMethod):
         return f"GPTQ ({'act-order, ' if self.act_order else ''}{order}, damping {self.damping:g})"
 
     def round(self, layer: LinearToRound) -> RoundedLinear:
-        gram, weight = layer.inputs.gram(), layer.weight.clone()
+        return self.round_for(layer.weight.clone(), layer.inputs.gram(), layer.scheme, layer.name)
+
+    def round_for(self, weight: torch.Tensor, gram: torch.Tensor, scheme: RoundingScheme, name: str) -> RoundedLinear:
+        """Rounds a weight for inputs of which only the products are known.
+
+        Args:
+            weight: fp32 [N, K]; changed.
+            gram: mean of x x^T, fp32 [K, K]; changed.
+            scheme: what it is to be rounded to.
+            name: of the layer, for errors.
+
+        Raises:
+            ModelError: `gram` is not finite, or has no Cholesky factor.
+        """
         if not bool(gram.isfinite().all()):
             raise ModelError(
-                f"{layer.name}: its inputs are not finite on the calibration text; try dtype=float32, or another text"
+                f"{name}: its inputs are not finite on the calibration text; try dtype=float32, or another text"
             )
         diagonal = gram.diagonal()
         dead = diagonal == 0  # never used: any weight gives the same output
         diagonal[dead] = 1.0
         weight[:, dead] = 0.0
         order = diagonal.argsort(descending=True) if self.act_order else torch.arange(weight.shape[1])
-        factor, damping = self._inverse_factor(gram[order][:, order], layer.name)
-        grids = _StaticGrids.of(weight, layer.scheme) if self.act_order and self.static_groups else None
-        rounded = _Sweep(weight[:, order], factor, layer.scheme, order, grids).rounded()
+        factor, damping = self._inverse_factor(gram[order][:, order], name)
+        grids = _StaticGrids.of(weight, scheme) if self.act_order and self.static_groups else None
+        rounded = _Sweep(weight[:, order], factor, scheme, order, grids).rounded()
         note = "" if damping == self.damping else f"damping raised to {damping:g}"
         return RoundedLinear(rounded, note=note)
 

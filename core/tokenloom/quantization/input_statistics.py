@@ -6,10 +6,11 @@ from typing import final
 
 import torch
 
-__all__ = ["InputStatistics"]
+__all__ = ["NUM_SAMPLED", "InputStatistics"]
 
+NUM_SAMPLED = 512
+"""Rows that are kept where a method asks for no more."""
 _BLOCK = 512
-_NUM_SAMPLED = 512
 
 
 @final
@@ -20,14 +21,15 @@ class InputStatistics:
         num_columns: K, input features.
         num_sequences: how often `add` will be called; spreads the sampled rows over all of them.
         has_gram: whether the products of features are summed, which takes K^2 numbers and most of the time.
+        num_sampled: about how many rows are kept.
     """
 
-    def __init__(self, num_columns: int, num_sequences: int, *, has_gram: bool) -> None:
+    def __init__(self, num_columns: int, num_sequences: int, *, has_gram: bool, num_sampled: int = NUM_SAMPLED) -> None:
         self.num_rows = 0
         self._gram = torch.zeros(num_columns, num_columns) if has_gram else None  # upper blocks alone
         self._sum_abs = torch.zeros(num_columns, dtype=torch.float64)
         self._max_abs = torch.zeros(num_columns)
-        self._rows_each = -(-_NUM_SAMPLED // num_sequences)
+        self._rows_each = -(-num_sampled // num_sequences)
         self._sampled: list[torch.Tensor] = []
 
     def add(self, rows: torch.Tensor) -> None:
@@ -62,6 +64,7 @@ class InputStatistics:
         """Largest |x|, fp32 [K]."""
         return self._max_abs
 
-    def sample(self) -> torch.Tensor:
-        """Some rows, spread evenly over all of them: fp32 [about 512, K]."""
-        return torch.cat(self._sampled)
+    def sample(self, limit: int = NUM_SAMPLED) -> torch.Tensor:
+        """Some rows, about `limit` at most, spread evenly over all of them: fp32 [R, K]."""
+        rows = torch.cat(self._sampled)
+        return rows[:: max(1, rows.shape[0] // limit)]

@@ -120,8 +120,12 @@ class LayerRounding:
         if not is_rounded:
             observe(_unwatched)
             return None
-        has_gram = self._method.needs_gram
-        statistics = InputStatistics(linear.spec.in_features, len(self._runner.states), has_gram=has_gram)
+        statistics = InputStatistics(
+            linear.spec.in_features,
+            len(self._runner.states),
+            has_gram=self._method.needs_gram,
+            num_sampled=self._method.num_sampled,
+        )
         observe(statistics.add)
         return statistics
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from tokenloom.errors import ModelError
-from tokenloom.quantization.input_statistics import InputStatistics
+from tokenloom.quantization.input_statistics import NUM_SAMPLED, InputStatistics
 from tokenloom.quantization.rounded_weight import RoundedWeight, RoundingScheme
 
 __all__ = ["InputScale", "LinearToRound", "RoundedLinear", "RoundingMethod"]
@@ -112,6 +112,11 @@ class RoundingMethod(ABC):
     def needs_gram(self) -> bool:
         """Whether it looks at the products of input features."""
         return True
+
+    @property
+    def num_sampled(self) -> int:
+        """About how many rows of a layer's input it looks at."""
+        return NUM_SAMPLED
 
     @property
     def rounds_activations(self) -> bool:
