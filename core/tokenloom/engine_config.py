@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from tokenloom.interfaces.contract import PluginChoice
-from tokenloom.settings_base import Settings
+from tokenloom.settings_base import Settings, UserPath
 
 __all__ = ["DebugSettings", "EngineConfig", "EngineSettings", "ModelSettings", "TraceSettings"]
 
@@ -18,7 +18,7 @@ __all__ = ["DebugSettings", "EngineConfig", "EngineSettings", "ModelSettings", "
 class ModelSettings(Settings):
     """Which model to run, and in which form."""
 
-    source: str = Field(
+    source: UserPath = Field(
         default="default",
         description="Model to load: 'default', a local folder or .gguf file, hf:org/name (also with @revision and "
         "#file.gguf), or pypi:dist==version#file.",
@@ -67,7 +67,7 @@ class DebugSettings(Settings):
 class TraceSettings(Settings):
     """A record of what the engine decides."""
 
-    file: str | None = Field(
+    file: UserPath | None = Field(
         default=None, description="File for a decision trace (JSON lines), for `tokenloom trace`; null writes none."
     )
 

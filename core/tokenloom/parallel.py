@@ -11,7 +11,8 @@ __all__ = ["ParallelContext"]
 class ParallelContext:
     """Tensor-parallel rank and size. A layer splits along its `LayerSpec.axis` when size > 1.
 
-    A communicator joins this class together with the first parallel executor; layers already receive the context.
+    A communicator joins this class together with the first parallel executor; layers already receive the context, and
+    keep their rank's part (`tokenloom.models.rank_part`).
     """
 
     rank: int = 0

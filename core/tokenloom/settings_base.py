@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+import os.path
+from typing import Annotated, ClassVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import AfterValidator, BaseModel, ConfigDict
 
-__all__ = ["Settings"]
+__all__ = ["Settings", "UserPath"]
+
+UserPath = Annotated[str, AfterValidator(os.path.expanduser)]
+"""Text that names a file or folder of the user's, or may: `~` is the home folder, which no shell puts behind `key=`.
+
+Words that stand for something else (`default`, `generated`, `hf:org/name`) stay as they are, and so does the `~name` of
+a user whom nobody knows, as in a shell. A setting that is no path is a plain `str`: a prompt may well begin with `~`.
+"""
 
 
 class Settings(BaseModel):

@@ -30,7 +30,7 @@ from tokenloom.compose.sweep import expand_sweep
 from tokenloom.errors import ConfigError
 from tokenloom.llm import LLM
 from tokenloom.output_files import check_output_files
-from tokenloom.settings_base import Settings
+from tokenloom.settings_base import Settings, UserPath
 from tokenloom.tracing.recorder import check_trace_targets
 
 __all__ = ["SpecSettings", "spec"]
@@ -42,7 +42,9 @@ _ALL = "all"
 class SpecSettings(Settings):
     """Keys of `tokenloom bench spec`."""
 
-    prompts: str = Field(description='JSON lines of {"category": name, "turns": [text, ...]}, as Spec-Bench has them.')
+    prompts: UserPath = Field(
+        description='JSON lines of {"category": name, "turns": [text, ...]}, as Spec-Bench has them.'
+    )
     limit: Annotated[int, Field(ge=1)] | None = Field(
         default=None, description="Only the first so many prompts of each category."
     )
@@ -56,8 +58,8 @@ class SpecSettings(Settings):
         default=False, description="Load all engines at once and run each category on one after the other."
     )
     repetitions: Annotated[int, Field(ge=1)] = Field(default=1, description="Runs of each; medians are reported.")
-    output: str | None = Field(default=None, description="File for the result as JSON.")
-    plot: str | None = Field(default=None, description="File for a plot (.png, .svg or .pdf); needs matplotlib.")
+    output: UserPath | None = Field(default=None, description="File for the result as JSON.")
+    plot: UserPath | None = Field(default=None, description="File for a plot (.png, .svg or .pdf); needs matplotlib.")
 
 
 @click.command()

@@ -24,7 +24,7 @@ from tokenloom.compose import ComposedConfig, compose_config
 from tokenloom.compose.sweep import expand_sweep
 from tokenloom.llm import LLM
 from tokenloom.output_files import check_output_files
-from tokenloom.settings_base import Settings
+from tokenloom.settings_base import Settings, UserPath
 from tokenloom.tracing.recorder import check_trace_targets
 
 __all__ = ["ThroughputSettings", "throughput"]
@@ -33,9 +33,9 @@ __all__ = ["ThroughputSettings", "throughput"]
 class ThroughputSettings(Settings):
     """Keys of `tokenloom bench throughput`."""
 
-    workload: str = Field(description='JSON list of {"prompt": [token ids], "max_tokens": n}.')
-    output: str | None = Field(default=None, description="File for the result as JSON.")
-    dump_tokens: str | None = Field(default=None, description="File for the output ids, a JSON list of lists.")
+    workload: UserPath = Field(description='JSON list of {"prompt": [token ids], "max_tokens": n}.')
+    output: UserPath | None = Field(default=None, description="File for the result as JSON.")
+    dump_tokens: UserPath | None = Field(default=None, description="File for the output ids, a JSON list of lists.")
     repetitions: Annotated[int, Field(ge=1)] = Field(default=1, description="Runs; the median one is reported.")
     keep_cache: bool = Field(default=False, description="Keep the prefix cache between repetitions.")
 

@@ -23,7 +23,7 @@ from tokenloom.executors.step_time import StepCosts
 from tokenloom.interfaces.scheduler import SchedulerConfig
 from tokenloom.llm import LLM
 from tokenloom.output_files import check_output_files
-from tokenloom.settings_base import Settings
+from tokenloom.settings_base import Settings, UserPath
 from tokenloom.simulation.calibration import (
     CalibrationPlan,
     Measured,
@@ -40,7 +40,7 @@ __all__ = ["CalibrateSettings", "calibrate"]
 class CalibrateSettings(Settings):
     """Keys of `tokenloom calibrate`."""
 
-    output: str = Field(description="File for the device preset, ending in .yaml; for executor.device=FILE.")
+    output: UserPath = Field(description="File for the device preset, ending in .yaml; for executor.device=FILE.")
     label: str = Field(default="calibrated", description="What results call the device.")
     seconds: Annotated[float, Field(gt=0)] = Field(
         default=120.0, description="How long to measure; small batches run once at least."

@@ -16,7 +16,7 @@ from tokenloom.kv_calibration import KVMagnitudes, measure_magnitudes, scale_ten
 from tokenloom.llm import LLM
 from tokenloom.output_files import check_output_files
 from tokenloom.quantization.calibration_text import calibration_sequences, calibration_text
-from tokenloom.settings_base import Settings
+from tokenloom.settings_base import Settings, UserPath
 
 __all__ = ["CalibrateKVSettings", "calibrate_kv"]
 
@@ -24,14 +24,14 @@ __all__ = ["CalibrateKVSettings", "calibrate_kv"]
 class CalibrateKVSettings(Settings):
     """Keys of `tokenloom calibrate-kv`."""
 
-    output: str = Field(description="File for the scales, ending in .safetensors; for attention.kv_scales=FILE.")
+    output: UserPath = Field(description="File for the scales, ending in .safetensors; for attention.kv_scales=FILE.")
     kv_dtype: Literal["int8", "fp8_e4m3"] = Field(
         default="int8", description="What keys and values are to be rounded to: int8 or fp8_e4m3."
     )
     granularity: Literal["head", "tensor"] = Field(
         default="head", description="A scale for each KV head of a layer, or one for all of them."
     )
-    calibration: str | None = Field(
+    calibration: UserPath | None = Field(
         default=None, description="Text file to run; null takes docstrings of Python and Debian's licenses."
     )
     num_samples: Annotated[int, Field(ge=1)] = Field(default=32, description="Parts of the text that are run.")
@@ -51,8 +51,8 @@ def calibrate_kv(overrides: tuple[str, ...], config_dir: Path | None) -> None:
     """
     config = compose_config(overrides, config_dir=config_dir, command=CalibrateKVSettings)
     settings = config.extras_of(CalibrateKVSettings)
-    target = Path(settings.output).expanduser()
-    calibration = None if settings.calibration is None else Path(settings.calibration).expanduser()
+    target = Path(settings.output)
+    calibration = None if settings.calibration is None else Path(settings.calibration)
     if target.suffix != ".safetensors":
         raise ConfigError(f"output={target}: its name must end in .safetensors")
     read = None if calibration is None else str(calibration)

@@ -17,7 +17,7 @@ from tokenloom.evaluation.retrieval import RetrievalPlan
 from tokenloom.evaluation.speed import SpeedPlan
 from tokenloom.evaluation.texts import read_text
 from tokenloom.evaluation.windows import WindowPlan
-from tokenloom.settings_base import Settings
+from tokenloom.settings_base import Settings, UserPath
 
 __all__ = ["FILE_KEYS", "EvalCompareSettings", "EvalSettings", "check_tasks", "evaluation_plan"]
 
@@ -35,7 +35,9 @@ _SPEED_KEYS = ("speed_prompt_tokens", "speed_output_tokens", "repetitions")
 class EvalSettings(Settings):
     """Keys of `tokenloom eval`."""
 
-    text: str | None = Field(default=None, description="Text file for perplexity; null takes Python's help topics.")
+    text: UserPath | None = Field(
+        default=None, description="Text file for perplexity; null takes Python's help topics."
+    )
     window: Annotated[int, Field(ge=2)] = Field(default=2048, description="Tokens of a window of the text.")
     stride: Annotated[int, Field(ge=1)] | None = Field(
         default=None, description="Tokens from one window to the next; null: as long as a window, none overlap."
@@ -43,7 +45,7 @@ class EvalSettings(Settings):
     num_windows: Annotated[int, Field(ge=1)] | None = Field(
         default=10, description="Only the first so many windows; null for all of the text."
     )
-    questions: str | None = Field(
+    questions: UserPath | None = Field(
         default=None, description='JSON lines of {"context": text, "choices": [text, ...], "answer": index}.'
     )
     choice_delimiter: str = Field(default=" ", description="Text between a context and its choices.")
@@ -56,7 +58,7 @@ class EvalSettings(Settings):
     trials: Annotated[int, Field(ge=1)] = Field(default=2, description="Prompts of each length and depth.")
     resamples: Annotated[int, Field(ge=100)] = Field(default=1000, description="Draws of the bootstrap for intervals.")
     seed: Annotated[int, Field(ge=0)] = Field(default=0, description="Seed of the bootstrap and of generated prompts.")
-    output: str | None = Field(default=None, description="File for the result as JSON.")
+    output: UserPath | None = Field(default=None, description="File for the result as JSON.")
 
 
 class EvalCompareSettings(EvalSettings):
@@ -66,7 +68,7 @@ class EvalCompareSettings(EvalSettings):
     speed_prompt_tokens: Annotated[int, Field(ge=1)] = Field(default=512, description="Prompt of the timed request.")
     speed_output_tokens: Annotated[int, Field(ge=2)] = Field(default=64, description="Output of the timed request.")
     repetitions: Annotated[int, Field(ge=1)] = Field(default=3, description="Timed runs; medians are reported.")
-    plot: str | None = Field(default=None, description="File for a plot (.png, .svg or .pdf); needs matplotlib.")
+    plot: UserPath | None = Field(default=None, description="File for a plot (.png, .svg or .pdf); needs matplotlib.")
 
 
 def check_tasks(words: Sequence[str], config: ComposedConfig) -> tuple[str, ...]:

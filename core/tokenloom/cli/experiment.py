@@ -25,6 +25,7 @@ from tokenloom.experiments.plots import draw_figures
 from tokenloom.experiments.points import ExperimentPoint, plan_points
 from tokenloom.experiments.results_folder import ResultsFolder, default_folder
 from tokenloom.experiments.runs import check_arrivals, run_real, run_simulated
+from tokenloom.settings_base import UserPath
 from tokenloom.simulation.timed_request import TimedRequest
 from tokenloom.tracing.recorder import check_trace_targets
 
@@ -41,13 +42,13 @@ Progressed = Callable[[int, float], None]
 class ExperimentSettings(LoadSettings):
     """Keys of `tokenloom experiment`."""
 
-    workload: str = Field(
+    workload: UserPath = Field(
         default=GENERATED, description="Azure .csv, Mooncake .jsonl, bench .json, or the word 'generated'."
     )
     limit: NumRequests | None = Field(
         default=None, description="Only the first so many requests; how many to generate (100 by default)."
     )
-    output: str | None = Field(
+    output: UserPath | None = Field(
         default=None, description="New folder for the results; null makes multirun/DATE/TIME, in UTC."
     )
     plot: bool = Field(default=True, description="Also draw the figures, as results.png; needs matplotlib.")

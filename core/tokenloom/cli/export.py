@@ -55,8 +55,8 @@ def export(words: tuple[str, ...], force: bool) -> None:
     from tokenloom.loader.sources import resolve_model
 
     target, source = Path(texts[0]).expanduser(), composed.engine.model
-    if Path(source.source).expanduser().exists():  # any other source is a file of a cache, known once it is fetched
-        check_source(Path(source.source).expanduser(), target)
+    if Path(source.source).exists():  # any other source is a file of a cache, known once it is fetched
+        check_source(Path(source.source), target)
     check_target(target.resolve(), is_replacing=force)
     checkpoint = open_checkpoint(resolve_model(source.source, revision=source.revision))
     options = ExportOptions(settings.dtype, int(settings.max_shard_gb * 1e9), is_replacing=force)

@@ -11,7 +11,7 @@ from typing import Annotated
 from pydantic import Field
 
 from tokenloom.errors import ConfigError
-from tokenloom.settings_base import Settings
+from tokenloom.settings_base import Settings, UserPath
 from tokenloom.simulation.load_generation import LoadShape, generate_load
 from tokenloom.simulation.measurements import SloTargets
 from tokenloom.simulation.request_mix import RequestMix, mix_requests
@@ -43,7 +43,7 @@ _NEEDED = {"tenant_skew": "num_tenants", "relaxed_factor": "relaxed_share", "num
 class LoadSettings(Settings):
     """Base of the settings of commands that replay a workload."""
 
-    workload: str = Field(description="Azure .csv, Mooncake .jsonl, bench .json, or the word 'generated'.")
+    workload: UserPath = Field(description="Azure .csv, Mooncake .jsonl, bench .json, or the word 'generated'.")
     rate: Annotated[float, Field(gt=0)] | None = Field(
         default=None, description="Requests per second on average; stretches a trace's arrivals. null: as they are."
     )

@@ -19,6 +19,7 @@ from tokenloom.load_generator.prompt_files import read_planned_requests
 from tokenloom.load_generator.prompts import PromptForm, read_tokenizer
 from tokenloom.load_generator.traffic import Traffic, TrafficKind
 from tokenloom.load_generator.workloads import FileWorkload, GeneratedWorkload, PlannedRequest, Workload
+from tokenloom.settings_base import UserPath
 from tokenloom.simulation.load_generation import LoadShape
 from tokenloom.simulation.request_mix import RequestMix
 
@@ -39,7 +40,7 @@ PositiveFloat = Annotated[float, Field(gt=0)]
 class LoadTestSettings(LoadSettings):
     """Base of the settings of `tokenloom bench serve` and `tokenloom bench compare`."""
 
-    workload: str = Field(
+    workload: UserPath = Field(
         default=GENERATED,
         description="The word 'generated', Azure .csv, Mooncake .jsonl, bench .json, or prompts: .txt lines, .jsonl.",
     )
@@ -71,11 +72,13 @@ class LoadTestSettings(LoadSettings):
     )
     # With few ids, prompts that are to share nothing would begin alike.
     vocab_size: Annotated[int, Field(ge=32)] = Field(default=32000, description="Random token ids are drawn below it.")
-    tokenizer: str | None = Field(
+    tokenizer: UserPath | None = Field(
         default=None, description="tokenizer.json (or its folder) that makes text of token ids; null: plain words."
     )
-    output: str | None = Field(default=None, description="File for the result as JSON, with every request's times.")
-    plot: str | None = Field(default=None, description="File for a plot (.png, .svg or .pdf); needs matplotlib.")
+    output: UserPath | None = Field(
+        default=None, description="File for the result as JSON, with every request's times."
+    )
+    plot: UserPath | None = Field(default=None, description="File for a plot (.png, .svg or .pdf); needs matplotlib.")
 
 
 def load_test_of(settings: LoadTestSettings) -> LoadTest:

@@ -38,7 +38,7 @@ def plugin(kind: str, name: str, output: Path) -> None:
     taken = [other for other in default_registry().plugins(kind) if other.info.name == name]
     if taken:
         raise ConfigError(f"{kind}={name} exists already, in package {taken[0].package}; choose another name")
-    written = write_plugin_package(kind, name, output)
+    written = write_plugin_package(kind, name, output.expanduser())
     folder = written[0].parent
     for path in written:
         click.echo(f"wrote {path}")

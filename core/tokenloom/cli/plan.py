@@ -23,7 +23,7 @@ from tokenloom.loader.sources import resolve_model
 from tokenloom.memory_forecast import MemoryForecast, RequestLengths, forecast_memory, largest_batch
 from tokenloom.model_config import ModelConfig
 from tokenloom.output_files import check_output_files
-from tokenloom.settings_base import Settings
+from tokenloom.settings_base import Settings, UserPath
 
 __all__ = ["PlanMemorySettings", "plan"]
 
@@ -44,7 +44,7 @@ class PlanMemorySettings(Settings):
     memory_bytes: Annotated[int, Field(ge=1)] | None = Field(
         default=None, description="Memory of the device, weights included; null takes what is free on this machine."
     )
-    output: str | None = Field(default=None, description="File for the plan as JSON.")
+    output: UserPath | None = Field(default=None, description="File for the plan as JSON.")
 
 
 @click.group()

@@ -20,7 +20,7 @@ from tokenloom.errors import ConfigError
 from tokenloom.llm import LLM
 from tokenloom.observability.profile_run import PhaseSummary, Profiler, summarize
 from tokenloom.output_files import check_output_files
-from tokenloom.settings_base import Settings
+from tokenloom.settings_base import Settings, UserPath
 
 __all__ = ["ProfileSettings", "profile"]
 
@@ -32,10 +32,10 @@ _MS_PER_S = 1e3
 class ProfileSettings(Settings):
     """Keys of `tokenloom profile`."""
 
-    workload: str = Field(
+    workload: UserPath = Field(
         default=_GENERATED, description='JSON list of {"prompt": [token ids], "max_tokens": n}, or the word generated.'
     )
-    output: str = Field(default="trace.json", description="File for the Chrome trace.")
+    output: UserPath = Field(default="trace.json", description="File for the Chrome trace.")
     steps: Annotated[int, Field(ge=1)] = Field(default=50, description="Steps to record.")
     skip: Annotated[int, Field(ge=0)] = Field(default=0, description="Steps to run before that.")
     with_ops: bool = Field(

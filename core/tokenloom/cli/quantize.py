@@ -46,7 +46,7 @@ def quantize(words: tuple[str, ...], force: bool, restart: bool) -> None:
     from tokenloom.quantization.make import quantize_checkpoint
     from tokenloom.quantization.work_folder import forget_work
 
-    target, source = Path(settings.output).expanduser(), composed.engine.model
+    target, source = Path(settings.output), composed.engine.model
     check_target(target.resolve(), is_replacing=force)
     plan = plan_of(settings)
     checkpoint = open_checkpoint(resolve_model(source.source, revision=source.revision))

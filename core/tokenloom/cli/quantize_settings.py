@@ -10,7 +10,7 @@ from pydantic import Field
 
 from tokenloom.compose import ComposedConfig
 from tokenloom.errors import ConfigError
-from tokenloom.settings_base import Settings
+from tokenloom.settings_base import Settings, UserPath
 
 if TYPE_CHECKING:
     from tokenloom.quantization.method import RoundingMethod
@@ -34,7 +34,7 @@ _KEYS_OF: Mapping[MethodName, Sequence[str]] = {
 class QuantizeSettings(Settings):
     """Keys of `tokenloom quantize`."""
 
-    output: str = Field(description="Folder to write to.")
+    output: UserPath = Field(description="Folder to write to.")
     method: MethodName = Field(
         default="gptq",
         description="rtn rounds to nearest; gptq makes up for each rounding in the weights that are left; awq scales "
@@ -56,7 +56,7 @@ class QuantizeSettings(Settings):
     skip: tuple[str, ...] = Field(
         default=(), description="Layers to leave plain: full dotted names or prefixes, e.g. model.layers.0.mlp."
     )
-    calibration: str | None = Field(
+    calibration: UserPath | None = Field(
         default=None, description="Text file to run; null takes docstrings of Python's standard library."
     )
     num_samples: Annotated[int, Field(ge=1)] = Field(default=64, description="Sequences of the text that are run.")
@@ -135,7 +135,7 @@ def plan_of(settings: QuantizeSettings) -> QuantizePlan:
         scheme=RoundingScheme(bits, group_size, is_symmetric, torch.float32),
         dtype=None if settings.dtype == "auto" else getattr(torch, settings.dtype),
         skip=settings.skip,
-        calibration=None if settings.calibration is None else Path(settings.calibration).expanduser(),
+        calibration=None if settings.calibration is None else Path(settings.calibration),
         num_samples=settings.num_samples,
         sample_tokens=settings.sample_tokens,
         seed=settings.seed,

@@ -31,7 +31,7 @@ from tokenloom.executors.device_presets import load_preset
 from tokenloom.executors.simulated import SimulatedExecutorConfig
 from tokenloom.interfaces.cache import CacheConfig
 from tokenloom.output_files import check_output_files
-from tokenloom.settings_base import Settings
+from tokenloom.settings_base import Settings, UserPath
 from tokenloom.simulation.cache_replay import replay_cache
 from tokenloom.simulation.plots import PlottedRun, by_line, draw_runs
 from tokenloom.simulation.replay import simulate as run_simulation
@@ -50,16 +50,16 @@ _MOST_GENERATED = 1000
 class SimulateSettings(LoadSettings):
     """Keys of `tokenloom simulate`."""
 
-    output: str | None = Field(default=None, description="File for the result as JSON.")
-    plot: str | None = Field(default=None, description="File for a plot (.png, .svg or .pdf); needs matplotlib.")
+    output: UserPath | None = Field(default=None, description="File for the result as JSON.")
+    plot: UserPath | None = Field(default=None, description="File for a plot (.png, .svg or .pdf); needs matplotlib.")
 
 
 class CacheReplaySettings(Settings):
     """Keys of `tokenloom simulate cache`."""
 
-    workload: str = Field(description="Mooncake trace (.jsonl) with hash_ids.")
+    workload: UserPath = Field(description="Mooncake trace (.jsonl) with hash_ids.")
     limit: Annotated[int, Field(ge=1)] | None = Field(default=None, description="Only the first so many requests.")
-    output: str | None = Field(default=None, description="File for the result as JSON.")
+    output: UserPath | None = Field(default=None, description="File for the result as JSON.")
 
 
 @final

@@ -25,7 +25,7 @@ from tokenloom.drafter_training.conversations import ConversationPlan
 from tokenloom.drafter_training.training_job import HeadKind, TrainingJob, run_training
 from tokenloom.drafter_training.training_loop import Progress, TrainingPlan
 from tokenloom.errors import ConfigError
-from tokenloom.settings_base import Settings
+from tokenloom.settings_base import Settings, UserPath
 
 __all__ = ["TrainDrafterSettings", "train_drafter"]
 
@@ -39,8 +39,10 @@ class TrainDrafterSettings(Settings):
     """Keys of `tokenloom train-drafter`."""
 
     kind: HeadKind = Field(description="Drafter to train a head for: medusa or eagle3.")
-    output: str = Field(description="Folder for the head; training goes on from the checkpoint that it leaves there.")
-    data: str | None = Field(default=None, description="Folder of the training data; null: data in output.")
+    output: UserPath = Field(
+        description="Folder for the head; training goes on from the checkpoint that it leaves there."
+    )
+    data: UserPath | None = Field(default=None, description="Folder of the training data; null: data in output.")
     conversations: Annotated[int, Field(ge=1)] = Field(
         default=2048, description="Questions and answers to generate, rounded up to a multiple of 256."
     )
@@ -68,7 +70,7 @@ class TrainDrafterSettings(Settings):
     growth: Annotated[float, Field(ge=0, le=1)] = Field(
         default=0.6, description="Share of the training by whose end all drafts are trained; it begins with the first."
     )
-    init: str | None = Field(
+    init: UserPath | None = Field(
         default=None, description="Folder of a head to begin with, for the same model; null: none."
     )
     precision: Literal["bfloat16", "float32"] = Field(
@@ -109,11 +111,11 @@ def _check(config: ComposedConfig) -> None:
 
 
 def _job(settings: TrainDrafterSettings, overrides: tuple[str, ...]) -> TrainingJob:
-    output = Path(settings.output).expanduser()
+    output = Path(settings.output)
     return TrainingJob(
         kind=settings.kind,
         output=output,
-        data=output / "data" if settings.data is None else Path(settings.data).expanduser(),
+        data=output / "data" if settings.data is None else Path(settings.data),
         num_conversations=settings.conversations,
         conversations=ConversationPlan(
             settings.seed, settings.answer_tokens, settings.greedy_share, settings.temperature
@@ -131,7 +133,7 @@ def _job(settings: TrainDrafterSettings, overrides: tuple[str, ...]) -> Training
             settings.prompt_weight,
             settings.growth,
         ),
-        init=None if settings.init is None else Path(settings.init).expanduser(),
+        init=None if settings.init is None else Path(settings.init),
         command=_command(overrides),
     )
 

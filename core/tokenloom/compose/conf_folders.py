@@ -43,6 +43,7 @@ def conf_folders(registry: Registry, config_dir: Path | None) -> tuple[ConfigFol
     """
     folders = [ConfigFolder(BUILTIN, builtin_conf_dir()), *registry.config_folders]
     if config_dir is not None:
+        config_dir = config_dir.expanduser()  # no shell does that behind `--config-dir=`
         if not config_dir.is_dir():
             raise ConfigError(f"--config-dir={config_dir}: no such folder; it holds groups such as scheduler/mine.yaml")
         folders.append(ConfigFolder(USER, config_dir))

@@ -126,7 +126,8 @@ def _read_override(raw: str, grammar: Grammar) -> Iterator[Setting]:
         _refuse_list_of_texts(value, origin)
         yield _model_setting(_unquote(value), origin, grammar)
         return
-    if key in grammar.text_keys or key in _MODEL_TEXT_KEYS:
+    # Hydra has no use for a value with ~ before it: it is text, a path in the home folder in all likelihood.
+    if key in grammar.text_keys or key in _MODEL_TEXT_KEYS or value.startswith("~"):
         _refuse_list_of_texts(value, origin)
         value = _quote(value)
     yield Setting(key, _parse(f"{match['key'].strip()}={value}", origin), origin, written=key)

@@ -50,7 +50,7 @@ def read_file(path: Path, setting: str, wanted: str) -> str:
         ConfigError: it cannot be read, is no UTF-8 or is empty.
     """
     try:
-        text = path.expanduser().read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"{setting}: {error.strerror or error}") from error
     except UnicodeDecodeError as error:

@@ -99,7 +99,7 @@ def read_kv_scales(
         return {
             layer: _of_layer(layer, frozenset(names), checkpoint.load, where, num_heads, device) for layer in layers
         }
-    path = Path(source.place).expanduser()
+    path = Path(source.place)
     tensors, form = _read_file(path)
     _check_form(source, form, str(path))
     return {

@@ -31,6 +31,7 @@ from tokenloom.interfaces.executor import (
     StepHandle,
 )
 from tokenloom.interfaces.spec_decode import SpecDecodeConfig
+from tokenloom.settings_base import UserPath
 
 __all__ = ["SimulatedExecutor", "SimulatedExecutorConfig", "SimulatedModel"]
 
@@ -41,7 +42,7 @@ _Share = Annotated[float, Field(ge=0.0, le=1.0)]
 class SimulatedExecutorConfig(ExecutorConfig):
     """Settings of the simulated executor."""
 
-    device: str = Field(
+    device: UserPath = Field(
         default="h100_8b", description="Device preset, or the file of one that `tokenloom calibrate` wrote."
     )
     acceptance: Annotated[tuple[_Share, ...], Field(min_length=1)] | None = Field(

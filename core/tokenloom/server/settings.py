@@ -10,7 +10,7 @@ from pydantic import Field, SecretStr
 
 from tokenloom.errors import ConfigError
 from tokenloom.server.api_key import ApiKey
-from tokenloom.settings_base import Settings
+from tokenloom.settings_base import Settings, UserPath
 
 __all__ = ["ServeSettings", "ServerSettings", "read_api_keys"]
 
@@ -43,7 +43,7 @@ class ServerSettings(Settings):
         "can be read by others on the machine: api_keys_file is safer.",
         examples=[["alice:s3cret"]],
     )
-    api_keys_file: str | None = Field(
+    api_keys_file: UserPath | None = Field(
         default=None,
         description="File with further keys, one a line, as in api_keys; '#' at the beginning or behind a "
         "space begins a comment.",

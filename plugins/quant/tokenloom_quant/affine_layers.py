@@ -8,8 +8,10 @@ from dataclasses import dataclass, field, replace
 from typing import final
 
 import torch
+from torch.nn import functional
 
 from tokenloom.interfaces.quant import LayerSpec, LinearWeights, Shard
+from tokenloom.models.rank_part import rank_part
 from tokenloom.models.skip_list import part_names
 from tokenloom.ops import torch_ops
 from tokenloom.ops.packed_linear import PlainLinear
@@ -54,10 +56,17 @@ class CheckpointStorage:
 
 @final
 class CheckpointLinear(LinearWeights):
-    """Shards that agree in form are one product, others have their own; a bias [N] where the spec has one."""
+    """Shards that agree in form are one product, others have their own; a bias [N] where the spec has one.
+
+    Tensors are read whole, and cut to this rank's part as codes and scales: a word may hold codes of several ranks.
+
+    Raises:
+        ModelError: a shard cannot be cut for this number of ranks.
+    """
 
     def __init__(self, spec: LayerSpec, weight_format: CheckpointFormat, storage: CheckpointStorage) -> None:
         self._spec = spec
+        self._rank_parts = {shard.name: rank_part(spec, shard.name) for shard in spec.shards}
         self._format = weight_format
         self._storage = storage
         self._tensors: dict[str, dict[str, torch.Tensor]] = {shard.name: {} for shard in spec.shards}
@@ -99,16 +108,19 @@ class CheckpointLinear(LinearWeights):
 
     def _read(self, shard: Shard, part: str) -> _Part:
         held = self._tensors[shard.name]
+        own = self._rank_parts[shard.name]
         bias = held.pop("bias", None) if self._spec.has_bias else None
+        bias = None if bias is None else own.of_bias(bias)
         tensors = ShardTensors(self._storage.plugin, part, shard.out_features, self._spec.in_features, held)
         if tensors.is_plain:
-            return _Part(ReadWeight(tensors.take("weight", None)), bias)
+            return _Part(ReadWeight(own.of_weight(tensors.take("weight", None))), bias)
         weight = self._format.read(tensors)
         tensors.refuse_rest()
         if weight.rounding is not None and self._storage.dtype == torch.float16:
             # Weights times a scale may lie below the numbers that float16 has.
             weight = replace(weight, rounding=replace(weight.rounding, in_units=False))
-        return _Part(self._stored(weight.in_units_of_activations(), tensors), bias)
+        weight = weight.in_units_of_activations().of_rank(own)
+        return _Part(self._stored(weight, tensors), bias)
 
     def _stored(self, weight: ReadWeight, shard: ShardTensors) -> ReadWeight:
         storage = self._storage
@@ -136,7 +148,10 @@ class _Part:
 
 @final
 class _Product:
-    """Shards that are multiplied together. What happens to x before: it is rounded, then its columns are ordered."""
+    """Shards that are multiplied together. What happens to x before: it is rounded, then its columns are ordered.
+
+    Columns that belong to no feature of this rank are multiplied by zeros, which stand behind those of x.
+    """
 
     def __init__(self, parts: Sequence[_Part], storage: CheckpointStorage) -> None:
         weights = [part.weight for part in parts]
@@ -144,7 +159,12 @@ class _Product:
         bias = torch.cat([each.to(device=storage.device, dtype=storage.dtype) for each in biases]) if biases else None
         first = weights[0]
         self._rounding = first.rounding
-        self._order = None if first.order is None else first.order.to(storage.device)
+        self._order: torch.Tensor | None = None
+        self._has_gaps = False
+        if first.order is not None:
+            is_feature = first.order >= 0
+            self._has_gaps = not bool(is_feature.all())
+            self._order = torch.where(is_feature, first.order, is_feature.sum()).to(storage.device)
         self.linear: PackedProduct | PlainLinear
         if not isinstance(first.values, torch.Tensor):
             assert storage.products is not None, "packed weights without products for them"
@@ -170,7 +190,9 @@ class _Product:
     def _prepared(self, x: torch.Tensor) -> torch.Tensor:
         if self._rounding is not None:
             x = self._rounding(x)
-        return x if self._order is None else x.index_select(1, self._order)
+        if self._order is None:
+            return x
+        return (functional.pad(x, (0, 1)) if self._has_gaps else x).index_select(1, self._order)
 
 
 def _is_alike(left: ReadWeight, right: ReadWeight) -> bool:

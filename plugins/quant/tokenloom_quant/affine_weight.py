@@ -10,10 +10,13 @@ from typing import Literal
 
 import torch
 
+from tokenloom.models.rank_part import RankPart
 from tokenloom_quant.fp8_blocks import ScaledFloats
 from tokenloom_quant.low_bit.affine_codes import AffineCodes
 
 __all__ = ["ActivationRounding", "ReadWeight", "affine_codes", "column_order"]
+
+_FILLED_MULTIPLE = 16  # every product takes groups of these
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +52,8 @@ class ReadWeight:
 
     Attributes:
         values: codes, 8-bit floats with scales, or floating numbers [N, K].
-        order: int64 [K]: column i belongs to input feature order[i]; None stands for 0, 1, 2, ...
+        order: int64 [columns of `values`]: column i belongs to input feature order[i], or to none where that is -1;
+            None stands for 0, 1, 2, ...
         rounding: of activations; None takes them as they are.
         remark: what users should know of the way it is run where activations are not rounded.
     """
@@ -65,8 +69,20 @@ class ReadWeight:
             return self
         numbers = self.values.dequantized()  # fp32 [N, K]
         if self.order is not None:
-            numbers = numbers[:, self.order.argsort()]
+            numbers = numbers[:, self.order.argsort()[int((self.order < 0).sum()) :]]
         return replace(self, values=numbers, order=None)
+
+    def of_rank(self, part: RankPart) -> ReadWeight:
+        """The same numbers for the rows and columns of a rank, packed if this is."""
+        if part.is_whole:
+            return self
+        if isinstance(self.values, torch.Tensor):
+            return replace(self, values=part.of_weight(self.values))
+        if self.order is None or part.has_all_columns:
+            return replace(self, values=self.values.of_rank(part))
+        assert isinstance(self.values, AffineCodes), "8-bit floats have no order"
+        codes, order = _ordered_part(self.values, self.order, part)
+        return replace(self, values=codes, order=order)
 
     def in_units_of_activations(self) -> ReadWeight:
         """The weight times the scale of activations: what multiplies the whole numbers that `rounding` gives."""
@@ -78,6 +94,30 @@ class ReadWeight:
             return replace(self, values=self.values.float() * factor)
         minimum = None if self.values.minimum is None else self.values.minimum.float() * factor
         return replace(self, values=replace(self.values, scale=self.values.scale.float() * factor, minimum=minimum))
+
+
+def _ordered_part(codes: AffineCodes, order: torch.Tensor, part: RankPart) -> tuple[AffineCodes, torch.Tensor]:
+    """Those columns that belong to a rank's input features, with their order.
+
+    A rank has another number of columns of each group, or none. Groups are filled up to the length of the longest with
+    columns of no feature:   | 5 2 7 4 -1 | 1 6 -1 -1 -1 | 0 3 8 9 -1 |   in groups of 5.
+    """
+    columns = order - part.columns.start
+    places = ((columns >= 0) & (columns < len(part.columns))).nonzero().flatten()  # [K of the rank]
+    lengths = (places // codes.group_size).bincount()  # [up to G of the whole]
+    groups = lengths.nonzero().flatten()  # [G of the rank]
+    lengths = lengths[groups]
+    size = -(-int(lengths.max()) // _FILLED_MULTIPLE) * _FILLED_MULTIPLE
+    starts = torch.arange(groups.numel()) * size - (lengths.cumsum(0) - lengths)
+    slots = torch.arange(places.numel()) + starts.repeat_interleave(lengths)
+    filled_order = torch.full((groups.numel() * size,), -1, dtype=torch.int64)
+    filled_order[slots] = columns[places]
+    own = part.of_rows(codes.codes)
+    filled = own.new_zeros(own.shape[0], filled_order.numel())
+    filled[:, slots] = own[:, places]
+    scale = part.of_rows(codes.scale)[:, groups]
+    minimum = None if codes.minimum is None else part.of_rows(codes.minimum)[:, groups]
+    return AffineCodes(filled, scale, minimum, codes.bits, size), filled_order
 
 
 def affine_codes(

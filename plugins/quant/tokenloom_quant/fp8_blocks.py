@@ -8,6 +8,9 @@ from typing import final
 
 import torch
 
+from tokenloom.models.rank_part import RankPart
+from tokenloom_quant.scale_groups import groups_of_part
+
 __all__ = ["FP8", "FP8_REMARK", "ScaledFloats", "joined_floats", "scaled_blocks"]
 
 FP8 = torch.float8_e4m3fn
@@ -34,6 +37,14 @@ class ScaledFloats:
     def dequantized(self) -> torch.Tensor:
         """fp32 [N, K]."""
         return self.weight.float() * self.scale.repeat_interleave(self.group_size, dim=1)[:, : self.weight.shape[1]]
+
+    def of_rank(self, part: RankPart) -> ScaledFloats:
+        """The same weights for the rows and columns of a rank. Blocks that are cut become smaller ones."""
+        if part.is_whole:
+            return self
+        size, groups = groups_of_part(part, self.group_size)
+        scale = part.of_rows(self.scale).index_select(1, groups)
+        return ScaledFloats(part.of_weight(self.weight), scale, size, self.rounds_activations)
 
 
 def scaled_blocks(

@@ -20,6 +20,7 @@ from tokenloom.interfaces.quant import (
     QuantContext,
     Quantizer,
 )
+from tokenloom.models.rank_part import RankPart, rank_part
 from tokenloom_quant.int8_product import Int8Product, quantize_rows
 from tokenloom_quant.rounded_shards import RoundedShards
 
@@ -101,11 +102,12 @@ class Int8Linear(LinearWeights):
     def num_bytes(self) -> int:
         return self.product.num_bytes
 
-    def _encode(self, weight: torch.Tensor, where: str) -> tuple[torch.Tensor, torch.Tensor]:
+    def _encode(self, weight: torch.Tensor, part: RankPart, where: str) -> tuple[torch.Tensor, torch.Tensor]:
         quantized, scale = quantize_rows(weight, self._context.dtype)
         if not bool(torch.isfinite(scale).all()):
             raise ModelError(f"{where}: a row of the weights holds infinities, NaN or values beyond the model's dtype")
-        return quantized.to(self._context.device), scale.to(self._context.device)
+        device = self._context.device
+        return part.of_weight(quantized).to(device), part.of_rows(scale).to(device)
 
 
 @final
@@ -114,6 +116,7 @@ class Int8Embedding(EmbeddingWeights):
 
     def __init__(self, spec: LayerSpec, context: QuantContext) -> None:
         self._linear = Int8Linear(spec, context)
+        self._part = rank_part(spec, spec.shards[0].name)
 
     def load(self, shard: str, parameter: str, tensor: torch.Tensor) -> None:
         self._linear.load(shard, parameter, tensor)
@@ -122,7 +125,7 @@ class Int8Embedding(EmbeddingWeights):
         self._linear.finalize()
 
     def lookup(self, token_ids: torch.Tensor) -> torch.Tensor:
-        return self._linear.product.rows(token_ids)
+        return self._part.looked_up(token_ids, self._linear.product.rows)
 
     def apply(self, x: torch.Tensor) -> torch.Tensor:
         return self._linear.product(x)

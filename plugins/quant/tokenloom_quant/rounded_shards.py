@@ -9,6 +9,7 @@ import torch
 
 from tokenloom.errors import ModelError
 from tokenloom.interfaces.quant import LayerSpec
+from tokenloom.models.rank_part import RankPart, rank_part
 
 __all__ = ["RoundedShards"]
 
@@ -30,30 +31,34 @@ class RoundedShards(Generic[Rounded]):
         self._biases: dict[str, torch.Tensor] = {}
 
     def load(
-        self, shard: str, parameter: str, tensor: torch.Tensor, encode: Callable[[torch.Tensor, str], Rounded]
+        self, shard: str, parameter: str, tensor: torch.Tensor, encode: Callable[[torch.Tensor, RankPart, str], Rounded]
     ) -> None:
         """Takes one parameter of a shard.
 
         Args:
             shard, parameter, tensor: as in `LinearWeights.load`.
-            encode: rounds a floating weight [N, K]; the text says where it belongs, for messages.
+            encode: rounds a floating weight [N, K] as a whole, so that it is the same for any number of ranks, and
+                gives what this rank holds of it; the text says where it belongs, for messages.
 
         Raises:
-            ModelError: the weight is not a plain one, or what `encode` raises.
+            ModelError: the weight is not a plain one, or cannot be cut for so many ranks, or what `encode` raises.
         """
         where = f"quant={self._plugin}, layer {self._spec.name}, shard {shard}"
+        part = rank_part(self._spec, shard)
         if parameter == "bias":
-            self._biases[shard] = tensor.to(device=self._device, dtype=self._dtype)
+            bias = part.of_bias(tensor)
+            if bias is not None:
+                self._biases[shard] = bias.to(device=self._device, dtype=self._dtype)
             return
         if parameter != "weight" or not tensor.is_floating_point():
             raise ModelError(
                 f"{where}: needs a plain 'weight' to round, got {parameter!r} of {tensor.dtype}; the checkpoint is "
                 "quantized already: choose the quant plugin that reads its format"
             )
-        self._weights[shard] = encode(tensor, where)
+        self._weights[shard] = encode(tensor, part, where)
 
     def take(self) -> tuple[list[Rounded], torch.Tensor | None]:
-        """Every shard's weight in order, and the joined bias [N] where the spec has one; nothing is kept.
+        """Every shard's weight in order, and the joined bias [N] where this rank adds one; nothing is kept.
 
         Raises:
             ModelError: a shard has no weight.
@@ -63,7 +68,8 @@ class RoundedShards(Generic[Rounded]):
         if missing:
             raise ModelError(f"quant={self._plugin}, layer {self._spec.name}: no weight came for {', '.join(missing)}")
         weights = [self._weights[name] for name in names]
-        bias = torch.cat([self._biases[name] for name in names]) if self._spec.has_bias else None
+        adds_bias = self._spec.has_bias and rank_part(self._spec, names[0]).adds_bias
+        bias = torch.cat([self._biases[name] for name in names]) if adds_bias else None
         self._weights.clear()
         self._biases.clear()
         return weights, bias

@@ -37,6 +37,7 @@ from tokenloom.loader.checkpoint import open_checkpoint
 from tokenloom.loader.sources import resolve_model
 from tokenloom.models.build import build_model
 from tokenloom.models.causal_lm import CausalLM, ForwardContext
+from tokenloom.settings_base import UserPath
 from tokenloom_spec_decode.chain_drafts import ChainDrafts
 from tokenloom_spec_decode.draft_model_vocabulary import check_vocabulary
 from tokenloom_spec_decode.draft_quant import draft_quantizer
@@ -48,7 +49,7 @@ __all__ = ["DraftModelConfig", "DraftModelDrafter", "DraftSizes"]
 class DraftModelConfig(SpecDecodeConfig):
     """Settings of `spec_decode=draft_model`."""
 
-    source: str | None = Field(
+    source: UserPath | None = Field(
         default=None, description="The draft model: a folder or .gguf file, hf:org/name, pypi:..., or default."
     )
     revision: str | None = Field(default=None, description="Branch, tag or commit of an hf: source.")

@@ -39,21 +39,33 @@ def draft_quantizer(
         checkpoint, stored_types: of its checkpoint, as in `QuantContext`; by default of one that is not quantized.
 
     Raises:
-        ConfigError: there is no such plugin, or it cannot store weights for the target's dtype and device.
+        ConfigError: there is no such plugin, or it cannot store weights for the target's dtype and device, or not of
+            such a checkpoint.
     """
-    registry, label = default_registry(), f"spec_decode.quant={name}"
-    can = registry.get("quant", name).info.capabilities
+    label = f"spec_decode.quant={name}"
+    try:
+        plugin = default_registry().get("quant", name)
+    except ConfigError as error:
+        raise _of_drafter(error) from error
+    can = plugin.info.capabilities
     dtype, device = str(context.dtype).removeprefix("torch."), context.device.type
     if (can.dtypes is not None and dtype not in can.dtypes) or (can.devices and device not in can.devices):
         raise ConfigError(f"{label} cannot store weights for {dtype} on {device}; try spec_decode.quant=none")
-    config = validated(registry.load_config_class("quant", name), {}, label)
-    return cast(QuantConfig, config).build(
-        QuantContext(
-            dtype=context.dtype,
-            device=context.device,
-            checkpoint=checkpoint or {},
-            deterministic=context.deterministic,
-            stored_types=stored_types,
-            operations=context.operations,
-        )
+    config = validated(default_registry().load_config_class("quant", name), {}, label)
+    quant_context = QuantContext(
+        dtype=context.dtype,
+        device=context.device,
+        checkpoint=checkpoint or {},
+        deterministic=context.deterministic,
+        stored_types=stored_types,
+        operations=context.operations,
     )
+    try:
+        return cast(QuantConfig, config).build(quant_context)
+    except ConfigError as error:
+        raise _of_drafter(error) from error
+
+
+def _of_drafter(error: ConfigError) -> ConfigError:
+    """Plugins speak of quant=, which is the target's key."""
+    return ConfigError(f"the drafter's weights, where quant= stands for spec_decode.quant=: {error}")

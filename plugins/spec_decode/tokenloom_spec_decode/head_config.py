@@ -12,6 +12,7 @@ from tokenloom.interfaces.contract import PluginChoice
 from tokenloom.interfaces.quant import Quantizer
 from tokenloom.interfaces.spec_decode import DrafterContext, SpecDecodeConfig
 from tokenloom.loader.sources import resolve_model
+from tokenloom.settings_base import UserPath
 from tokenloom_spec_decode.draft_quant import DEFAULT_HEAD_QUANT, draft_quantizer, head_quant
 from tokenloom_spec_decode.eagle_drafter import EagleDrafter, EagleHead
 from tokenloom_spec_decode.shipped_heads import shipped_head
@@ -22,7 +23,7 @@ __all__ = ["HeadConfig"]
 class HeadConfig(SpecDecodeConfig):
     """Base of the Configs of drafters that are an `EagleDrafter` with a head of their own kind."""
 
-    source: str | None = Field(
+    source: UserPath | None = Field(
         default=None,
         description="Folder of the head, or hf:org/name, trained for this target; null takes the one that is brought.",
     )

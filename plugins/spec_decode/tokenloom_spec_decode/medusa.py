@@ -28,6 +28,7 @@ from tokenloom.interfaces.spec_decode import (
     TensorFunction,
 )
 from tokenloom.loader.sources import resolve_model
+from tokenloom.settings_base import UserPath
 from tokenloom_spec_decode.medusa_checkpoint import MedusaWeights, TargetSizes, read_medusa
 from tokenloom_spec_decode.medusa_tree import DraftTree, check_paths, default_accuracies, greedy_tree
 from tokenloom_spec_decode.shipped_heads import shipped_head
@@ -47,7 +48,7 @@ _Share = Annotated[float, Field(ge=0.0, le=1.0)]
 class MedusaConfig(SpecDecodeConfig):
     """Settings of `spec_decode=medusa`."""
 
-    source: str | None = Field(
+    source: UserPath | None = Field(
         default=None,
         description="Folder of the heads, or hf:org/name, trained for this target; null takes those that are brought.",
     )

@@ -12,6 +12,7 @@ from pydantic import Field
 
 from tokenloom.interfaces.quant import Quantizer
 from tokenloom.interfaces.spec_decode import DrafterContext
+from tokenloom.settings_base import UserPath
 from tokenloom_spec_decode.eagle_drafter import EagleHead
 from tokenloom_spec_decode.head_config import HeadConfig
 from tokenloom_spec_decode.mtp_head import load_mtp
@@ -23,7 +24,7 @@ __all__ = ["MtpConfig"]
 class MtpConfig(HeadConfig):
     """Settings of `spec_decode=mtp`."""
 
-    source: str | None = Field(
+    source: UserPath | None = Field(
         default=None, description="Folder with the module, or hf:org/name; it was trained with this target."
     )
 

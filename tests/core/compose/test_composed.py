@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os.path
 from collections.abc import Callable
 from pathlib import Path
 
@@ -162,7 +163,14 @@ def test_model_takes_any_source_without_quotes(override: str, source: str) -> No
 def test_drafters_take_any_source_as_well(source: str) -> None:
     value = f"'{source}'" if "," in source else source
     config = compose_config(["spec_decode=draft_model", f"spec_decode.source={value}"]).engine.spec_decode.config
-    assert dict(config)["source"] == source
+    assert dict(config)["source"] == os.path.expanduser(source)
+
+
+def test_a_path_may_begin_at_home() -> None:
+    home = os.path.expanduser("~")
+    assert compose_config(["trace.file=~/a b.jsonl"]).engine.trace.file == f"{home}/a b.jsonl"
+    with pytest.raises(ConfigError, match=f"executor.device={home}/none.yaml: No such file"):
+        compose_config(["executor=simulated", "executor.device=~/none.yaml"])
 
 
 def test_model_takes_an_existing_folder_by_a_bare_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,10 +38,14 @@ def batch_of(slots: list[int]) -> AttentionBatch:
     )
 
 
+@pytest.mark.parametrize("block_size", [5, 48])
 @pytest.mark.parametrize("config", [NATIVE, *PAGED])
-def test_codes_and_scales_are_what_the_scales_say(config: AttentionConfig) -> None:
-    """In every layout; a value beyond the range becomes its end, and tokens without a slot are not stored."""
-    shape = Shape(num_kv_heads=2, head_dim=16, block_size=5)
+def test_codes_and_scales_are_what_the_scales_say(config: AttentionConfig, block_size: int) -> None:
+    """In every layout, blocks of one tile and of several.
+
+    A value beyond the range becomes its end, and tokens without a slot are not stored.
+    """
+    shape = Shape(num_kv_heads=2, head_dim=16, block_size=block_size)
     backend = config.build(shape.context())
     spec = backend.kv_cache_spec(3)
     kv = [torch.zeros(size, dtype=dtype) for size, dtype in zip(spec.shapes, spec.dtypes, strict=True)]
@@ -49,7 +53,7 @@ def test_codes_and_scales_are_what_the_scales_say(config: AttentionConfig) -> No
     key, value = (torch.randn(4, 2, 16, generator=draw) for _ in range(2))
     key[0, 1, 3] = 1e4
     scales = KVScales(torch.tensor([0.01, 0.02]), torch.tensor([0.03, 0.005]))
-    slots = [6, 9, -1, 12]
+    slots = [block_size + 1, 2 * block_size - 1, -1, 2 * block_size + 2]
     backend.write_scaled_kv(kv, key, value, scales, backend.prepare(batch_of(slots)))
     keys, values, key_scales, value_scales = backend.export_blocks(kv, torch.tensor([1, 2]))
     for stored, stored_scales, rows, scale in (
@@ -57,7 +61,7 @@ def test_codes_and_scales_are_what_the_scales_say(config: AttentionConfig) -> No
         (values, value_scales, value, scales.value),
     ):
         limit = 127.0 if stored.dtype == torch.int8 else 448.0
-        for token, (block, offset) in {0: (0, 1), 1: (0, 4), 3: (1, 2)}.items():
+        for token, (block, offset) in {0: (0, 1), 1: (0, block_size - 1), 3: (1, 2)}.items():
             assert torch.equal(stored_scales[block, offset], scale)
             wanted = (rows[token] / scale[:, None]).clamp(-limit, limit)
             wanted = wanted.round() if stored.dtype == torch.int8 else wanted.to(stored.dtype).float()

@@ -197,6 +197,15 @@ def test_a_quantizer_that_cannot_serve_the_target_is_refused(tmp_path: Path) -> 
         Eagle3Config(source=str(folder), policy=POLICY, quant="int4").build(context)
 
 
+@pytest.mark.parametrize(
+    ("quant", "why"), [("int9", "quant=int9: no such quant"), ("awq", "quant=awq reads checkpoints")]
+)
+def test_a_quantizer_that_does_not_fit_is_said_to_be_the_drafter_s(quant: str, why: str, tmp_path: Path) -> None:
+    """Plugins speak of quant=, and following them there would change the target."""
+    with pytest.raises(ConfigError, match=rf"drafter's .* quant= stands for spec_decode\.quant=: {why}"):
+        build(TinyEagle3().write(tmp_path), quant=quant)
+
+
 def test_drawn_drafts_have_the_probs_they_claim(tmp_path: Path) -> None:
     """Over a reduced vocabulary: what cannot be drafted has probability 0."""
     folder = TinyEagle3().write(tmp_path)

@@ -24,14 +24,16 @@ from tokenloom.interfaces.attention import (
     KVScales,
     KVScaleSource,
 )
+from tokenloom.settings_base import UserPath
 from tokenloom_attention.fixed_scales import KV_SCALES_DESCRIPTION, round_by_scale, scale_source
 from tokenloom_attention.native_cpu.kernels import load_kernels
 
 __all__ = ["NativeCpuBackend", "NativeCpuConfig", "NativeCpuMetadata"]
 
 _COLUMNS = 16
-_KEY_TILE = 16  # kKeyTile of attention.h
 """Rows of values are padded to whole vectors, the widest ones of any CPU."""
+_KEY_TILE = 16
+"""Keys that lie together where blocks hold a multiple of so many: kKeyTile of attention.h."""
 
 _MAX_INT8_HEAD_DIM = 512
 
@@ -45,7 +47,7 @@ class NativeCpuConfig(AttentionConfig):
         description="What keys and values are stored as: auto takes the model's dtype; int8 halves the memory of "
         "bfloat16, with scales per token and head or fixed ones, and is lossy.",
     )
-    kv_scales: str = Field(default="token_head", description=KV_SCALES_DESCRIPTION)
+    kv_scales: UserPath = Field(default="token_head", description=KV_SCALES_DESCRIPTION)
 
     def fixed_kv_scales(self) -> KVScaleSource | None:
         """See `AttentionConfig.fixed_kv_scales`. Raises ConfigError if scales are named, but nothing is rounded."""

@@ -25,6 +25,7 @@ from tokenloom.interfaces.attention import (
     KVScaleSource,
 )
 from tokenloom.ops.triton_card import card_of
+from tokenloom.settings_base import UserPath
 from tokenloom_attention.fixed_scales import KV_SCALES_DESCRIPTION, round_by_scale, scale_source
 from tokenloom_attention.triton_paged.launches import pack_tree, padded_dim
 from tokenloom_attention.triton_paged.plan import StepPlan, Work, plan_step
@@ -46,7 +47,7 @@ class TritonPagedConfig(AttentionConfig):
         description="What keys and values are stored as: auto takes the model's dtype; int8 and fp8_e4m3 halve the "
         "memory of 16 bits, with scales per token and head or fixed ones, and are lossy.",
     )
-    kv_scales: str = Field(default="token_head", description=KV_SCALES_DESCRIPTION)
+    kv_scales: UserPath = Field(default="token_head", description=KV_SCALES_DESCRIPTION)
 
     def fixed_kv_scales(self) -> KVScaleSource | None:
         """See `AttentionConfig.fixed_kv_scales`. Raises ConfigError if scales are named, but nothing is rounded."""

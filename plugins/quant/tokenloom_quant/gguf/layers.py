@@ -11,6 +11,7 @@ import torch
 
 from tokenloom.errors import ModelError
 from tokenloom.interfaces.quant import EmbeddingWeights, LayerSpec, LinearWeights
+from tokenloom.models.rank_part import rank_part
 from tokenloom.ops import torch_ops
 from tokenloom.ops.packed_linear import PlainLinear
 from tokenloom.ops.weight_memory import WeightMemory
@@ -52,13 +53,18 @@ class GGUFLinear(LinearWeights):
         self._products: tuple[Product, ...] = ()
 
     def load(self, shard: str, parameter: str, tensor: torch.Tensor) -> None:
-        """As in the contract. Raises ModelError for parameters of other formats."""
+        """As in the contract. Raises ModelError for parameters of other formats, and for sizes that cannot be cut."""
+        part = rank_part(self._spec, shard)
         if parameter == "bias":
-            self._biases[shard] = tensor.to(self._storage.dtype)
+            bias = part.of_bias(tensor)
+            if bias is not None:
+                self._biases[shard] = bias.to(self._storage.dtype)
         elif parameter in BLOCK_CODES:
-            self._parts[shard] = BLOCK_CODES[parameter].encode(tensor)
+            codes = BLOCK_CODES[parameter].encode(tensor)
+            part.require_whole_groups(codes.shared_columns)
+            self._parts[shard] = codes.of_rank(part)
         elif parameter == "weight" and tensor.is_floating_point():
-            self._parts[shard] = tensor.to(self._storage.dtype, copy=True)
+            self._parts[shard] = part.of_weight(tensor).to(self._storage.dtype, copy=True)
         else:
             raise ModelError(
                 f"quant=gguf, layer {self._spec.name}, shard {shard}: takes blocks of {', '.join(BLOCK_CODES)} and "
@@ -72,9 +78,10 @@ class GGUFLinear(LinearWeights):
         if missing:
             raise ModelError(f"quant=gguf, layer {self._spec.name}: no weight came for {', '.join(missing)}")
         products: list[Product] = []
+        adds_bias = self._spec.has_bias and rank_part(self._spec, shards[0].name).adds_bias
         for _, run in groupby(shards, key=lambda shard: _kind(self._parts[shard.name])):
             names = [shard.name for shard in run]
-            bias = torch.cat([self._biases[name] for name in names]) if self._spec.has_bias else None
+            bias = torch.cat([self._biases[name] for name in names]) if adds_bias else None
             products.append(self._product([self._parts[name] for name in names], bias))
         self._products = tuple(products)
         self._parts.clear()
@@ -124,6 +131,7 @@ class GGUFEmbedding(EmbeddingWeights):
 
     def __init__(self, spec: LayerSpec, storage: GGUFStorage) -> None:
         self._linear = GGUFLinear(spec, storage)
+        self._part = rank_part(spec, spec.shards[0].name)
 
     def load(self, shard: str, parameter: str, tensor: torch.Tensor) -> None:
         self._linear.load(shard, parameter, tensor)
@@ -132,7 +140,7 @@ class GGUFEmbedding(EmbeddingWeights):
         self._linear.finalize()
 
     def lookup(self, token_ids: torch.Tensor) -> torch.Tensor:
-        return self._linear.rows(token_ids)
+        return self._part.looked_up(token_ids, self._linear.rows)
 
     def apply(self, x: torch.Tensor) -> torch.Tensor:
         return self._linear.apply(x)

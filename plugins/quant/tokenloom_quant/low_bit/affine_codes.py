@@ -9,6 +9,9 @@ from typing import Literal
 import torch
 from torch.nn import functional
 
+from tokenloom.models.rank_part import RankPart
+from tokenloom_quant.scale_groups import groups_of_part
+
 __all__ = ["AffineCodes", "joined_codes", "round_to_codes"]
 
 
@@ -36,6 +39,24 @@ class AffineCodes:
         if self.minimum is None:
             return (self.codes.float() - 2.0 ** (self.bits - 1)) * scale
         return self.codes.float() * scale + self._of_codes(self.minimum)
+
+    @property
+    def shared_columns(self) -> int:
+        """Input features that must stay together for all to keep their groups; 1 where a row has one scale."""
+        return self.group_size if self.scale.shape[1] > 1 else 1
+
+    def of_rank(self, part: RankPart) -> AffineCodes:
+        """The same weights for the rows and columns of a rank. Groups that are cut become smaller ones, which may then
+        have another size than a multiple of 8."""
+        if part.is_whole:
+            return self
+        size, groups = groups_of_part(part, self.group_size)
+        scale, minimum = (
+            None if values is None else part.of_rows(values).index_select(1, groups)
+            for values in (self.scale, self.minimum)
+        )
+        assert scale is not None, "codes without scales"
+        return AffineCodes(part.of_weight(self.codes), scale, minimum, self.bits, size)
 
     def _of_codes(self, values: torch.Tensor) -> torch.Tensor:
         return values.float().repeat_interleave(self.group_size, dim=1)[:, : self.codes.shape[1]]

@@ -10,6 +10,7 @@ import torch
 
 from tokenloom.errors import ModelError
 from tokenloom.interfaces.quant import EmbeddingWeights, LayerSpec, LinearWeights
+from tokenloom.models.rank_part import RankPart, rank_part
 from tokenloom.ops.weight_memory import WeightMemory
 from tokenloom_quant.low_bit.affine_codes import AffineCodes, joined_codes
 from tokenloom_quant.low_bit.product import LowBitProduct
@@ -77,10 +78,12 @@ class LowBitLinear(LinearWeights):
     def num_bytes(self) -> int:
         return self.product.num_bytes
 
-    def _encode(self, weight: torch.Tensor, where: str) -> AffineCodes:
+    def _encode(self, weight: torch.Tensor, part: RankPart, where: str) -> AffineCodes:
         if not bool(torch.isfinite(weight).all()):
             raise ModelError(f"{where}: the weights hold infinities or NaN")
-        return self._format.encode(weight)
+        codes = self._format.encode(weight)
+        part.require_whole_groups(self._format.activation_group or codes.shared_columns)
+        return codes.of_rank(part)
 
 
 @final
@@ -89,6 +92,7 @@ class LowBitEmbedding(EmbeddingWeights):
 
     def __init__(self, spec: LayerSpec, weight_format: LowBitFormat, dtype: torch.dtype, memory: WeightMemory) -> None:
         self._linear = LowBitLinear(spec, weight_format, dtype, memory)
+        self._part = rank_part(spec, spec.shards[0].name)
         self._dtype = dtype
 
     def load(self, shard: str, parameter: str, tensor: torch.Tensor) -> None:
@@ -98,7 +102,7 @@ class LowBitEmbedding(EmbeddingWeights):
         self._linear.finalize()
 
     def lookup(self, token_ids: torch.Tensor) -> torch.Tensor:
-        return self.product.rows(token_ids).to(self._dtype)
+        return self._part.looked_up(token_ids, self.product.rows).to(self._dtype)
 
     def apply(self, x: torch.Tensor) -> torch.Tensor:
         return self.product.apply(x)

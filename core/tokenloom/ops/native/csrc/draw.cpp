@@ -36,10 +36,10 @@ Greatest noisy_best(const NoisyRow& row, int64_t begin, int64_t end) {
     for (int i = 0; i < 4; ++i) {
       const Vec score = (x[i] - top) / temperature;
       score.store(scores + i * Vec::kLanes);
-      (score + noise[i]).store(sums + i * Vec::kLanes);
-      noise[i] = score + noise[i];
+      x[i] = score + noise[i];
+      x[i].store(sums + i * Vec::kLanes);
     }
-    if (Vec::max(Vec::max(noise[0], noise[1]), Vec::max(noise[2], noise[3])).largest() <= best) continue;
+    if (Vec::max(Vec::max(x[0], x[1]), Vec::max(x[2], x[3])).largest() <= best) continue;
     for (int i = 0; i < kWidth; ++i) {
       if (sums[i] > best && !(scores[i] < row.least)) best = sums[i], found = first + i;
     }

@@ -125,6 +125,7 @@ Ahead values_ahead(const Blocks& blocks, const void* memory, int32_t begin, int3
   }
   return {pieces, pieces + count, int64_t{4} * ((step + pack - 1) / pack) * sizes.padded_dim, 0};
 }
+
 Ahead keys_ahead(const Blocks& blocks, const void* memory, int32_t begin, int32_t end, const char** pieces) {
   const Sizes& sizes = blocks.sizes;
   const int tile = sizes.key_tile();
@@ -159,7 +160,8 @@ void pack(const Attention& work, const Blocks& blocks, Desk& desk, Chunk& chunk)
   for (int32_t slot = chunk.first > chunk.begin ? chunk.first : chunk.begin; slot < chunk.end; ++slot) {
     const int64_t block = blocks.index(slot);
     const int offset = slot % sizes.block_size, k = slot - chunk.begin;
-    const uint32_t* key = static_cast<const uint32_t*>(work.layer.keys) + block * sizes.key_words() + sizes.key_word(offset);
+    const uint32_t* key =
+        static_cast<const uint32_t*>(work.layer.keys) + block * sizes.key_words() + sizes.key_word(offset);
     for (int i = 0; i < sizes.head_dim / Kind::kPack; ++i) desk.packed_keys[i * kChunk + k] = key[i * sizes.key_tile()];
     const char* value = static_cast<const char*>(work.layer.values) +
                         (block * sizes.value_words() + (offset / Kind::kPack) * sizes.padded_dim) * 4;

@@ -13,7 +13,7 @@ namespace {
 // Sums are to stay in registers, so all loops over them must vanish.
 #define TL_UNROLL _Pragma("GCC unroll 8")
 
-constexpr int kLeftToSoftmax = 3;      // of four vectors, the one beside which no memory is asked for
+constexpr int kLeftToSoftmax = 3;  // of four vectors, the one beside which no memory is asked for
 constexpr float kMostQuery = 32512.0f;   // 127 * 256: high fits a signed byte after rounding
 constexpr float kMostWeight = 65535.0f;
 
