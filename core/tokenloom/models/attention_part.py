@@ -11,6 +11,7 @@ from tokenloom.interfaces.attention import AttentionLayer
 from tokenloom.model_config import ModelConfig
 from tokenloom.models.causal_lm import ForwardContext
 from tokenloom.models.layers import LayerFactory, Linear
+from tokenloom.models.projected_heads import ProjectedHeads
 from tokenloom.models.rotary_cache import Rotation
 
 __all__ = ["AttentionPart"]
@@ -36,17 +37,13 @@ class AttentionPart:
             window=config.windows[index],
             soft_cap=config.attn_soft_cap,
         )
-        self._rotary = factory.ops.rotary
-        self._split_rotary = factory.ops.split_rotary
-        self._head_dim = config.head_dim
-        self._num_heads = config.num_heads
-        self._num_kv_heads = config.num_kv_heads
         self._qkv = _qkv_projection(config, factory, name)
-        self._qk_norm = (
+        qk_norm = (
             factory.head_norms(name, config.head_dim, config.num_heads, config.rms_norm_eps, offset=config.norm_offset)
             if config.has_qk_norm
             else None
         )
+        self._heads = ProjectedHeads(config, factory.ops, qk_norm)
         self._output = factory.linear(
             f"{name}.o_proj",
             config.num_heads * config.head_dim,
@@ -69,26 +66,11 @@ class AttentionPart:
         Returns:
             [T, H].
         """
-        query, key, value = self._project(x, rotation)
+        query, key, value = self._heads(self._qkv.apply(x), rotation)
         self._write(kv, key, value, context)
         metadata = context.metadata[self.facts.group_id]
         attended = context.attention.forward(query, kv, self.facts, metadata)  # [T, Hq, D]
         return self._output.apply(attended.flatten(1))
-
-    def _project(self, x: torch.Tensor, rotation: Rotation | None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Queries [T, Hq, D], keys and values [T, Hkv, D] of normed states [T, H]."""
-        num_heads, num_kv_heads = self._num_heads, self._num_kv_heads
-        projected = self._qkv.apply(x)
-        if self._qk_norm is None and rotation is not None:
-            return self._split_rotary(projected, num_heads, num_kv_heads, rotation.cos, rotation.signed_sin)
-        num_rotated = num_heads + num_kv_heads
-        heads = projected.view(x.shape[0], num_rotated + num_kv_heads, self._head_dim)
-        turned = heads[:, :num_rotated]  # [T, Hq + Hkv, D]
-        if self._qk_norm is not None:
-            turned = self._qk_norm(turned)
-        if rotation is not None:
-            turned = self._rotary(turned, rotation.cos, rotation.signed_sin)
-        return turned[:, :num_heads], turned[:, num_heads:], heads[:, num_rotated:]
 
     def _write(
         self, kv: Sequence[torch.Tensor], key: torch.Tensor, value: torch.Tensor, context: ForwardContext

@@ -17,6 +17,7 @@ from tokenloom.loader.weight_file import WeightFile
 from tokenloom.loader.weights_digest import quick_digest
 from tokenloom.model_config import ModelConfig
 from tokenloom.models.layers import LayerFactory
+from tokenloom.models.projected_heads import ProjectedHeads
 from tokenloom.models.rotary_cache import RotationTables
 from tokenloom.models.skip_list import SkipList
 from tokenloom.ops.table import build_op_table
@@ -74,19 +75,17 @@ class HeadAttention:
             window=config.windows[0],
             soft_cap=config.attn_soft_cap,
         )
-        self._num_heads, self._head_dim = config.num_heads, config.head_dim
-        self._num_rotated = config.num_heads + config.num_kv_heads
         shards = {"q_proj": q_size, "k_proj": kv_size, "v_proj": kv_size}
         self._qkv = factory.linear(f"{name}.qkv_proj", in_features, shards, has_bias=config.qkv_bias)
-        self._qk_norm = (
+        qk_norm = (
             factory.head_norms(name, config.head_dim, config.num_heads, config.rms_norm_eps)
             if config.has_qk_norm
             else None
         )
+        self._heads = ProjectedHeads(config, factory.ops, qk_norm)
         self._output = factory.linear(
             f"{name}.o_proj", q_size, {"o_proj": config.hidden_size}, has_bias=config.output_bias
         )
-        self._rotary = factory.ops.rotary
         longest = factory.max_model_len or config.max_position_embeddings
         self._tables = RotationTables(config.ropes[:1], longest, factory.dtype, factory.device)
 
@@ -99,16 +98,11 @@ class HeadAttention:
 
     def store(self, x: torch.Tensor, draft_pass: DraftPass) -> torch.Tensor:
         """Writes the K and V of the new entries, whose input is [T, in_features]; returns the queries [T, Hq, D]."""
-        heads = self._qkv.apply(x).view(x.shape[0], -1, self._head_dim)  # [T, Hq + 2 * Hkv, D]
-        turned = heads[:, : self._num_rotated]  # [T, Hq + Hkv, D]
-        if self._qk_norm is not None:
-            turned = self._qk_norm(turned)
         (rotation,) = self._tables.lookup(draft_pass.positions)
-        if rotation is not None:
-            turned = self._rotary(turned, rotation.cos, rotation.signed_sin)
+        query, key, value = self._heads(self._qkv.apply(x), rotation)
         (metadata,), (kv,) = draft_pass.metadata, draft_pass.kv
-        draft_pass.attention.write_kv(kv, turned[:, self._num_heads :], heads[:, self._num_rotated :], metadata)
-        return turned[:, : self._num_heads]
+        draft_pass.attention.write_kv(kv, key, value, metadata)
+        return query
 
 
 @final

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenloom.interfaces.spec_decode import Proposal
-from tokenloom_spec_decode.suffix_tree import grow_drafts, longest_suffix
+from tokenloom_spec_decode.suffix_tree import TextLimits, draft_from
 
 __all__ = ["RepeatedText"]
 
@@ -30,7 +30,7 @@ class RepeatedText:
     """
 
     def __init__(self, min_match: int) -> None:
-        self._min_match = min_match
+        self._limits = TextLimits(min_match, _MAX_MATCH, _DRAFTS_PER_MATCH, _MIN_PROBABILITY) if min_match else None
 
     def proposal(self, token_ids: npt.NDArray[np.int32], max_drafts: int, *, as_tree: bool) -> Proposal:
         """What followed the longest run of last tokens most often; empty where no run is long enough.
@@ -40,9 +40,7 @@ class RepeatedText:
             max_drafts: most drafts, or nodes of a tree.
             as_tree: whether to branch.
         """
-        node = longest_suffix(token_ids, None, self._min_match, _MAX_MATCH) if self._min_match else None
-        if node is None:
+        if self._limits is None:
             return Proposal()
-        most = min(max_drafts, _DRAFTS_PER_MATCH * node.length)
-        drafted = grow_drafts(node, most, _MIN_PROBABILITY, as_tree=as_tree)
+        drafted = draft_from(token_ids, None, self._limits, max_drafts, as_tree=as_tree)
         return Proposal(drafted.token_ids, drafted.parents)

@@ -22,7 +22,7 @@ from tokenloom.interfaces.spec_decode import (
     Proposal,
     SpecDecodeConfig,
 )
-from tokenloom_spec_decode.suffix_tree import SEPARATOR, Drafted, grow_drafts, longest_suffix
+from tokenloom_spec_decode.suffix_tree import SEPARATOR, TextLimits, draft_from
 
 __all__ = ["SharedText", "SuffixConfig", "SuffixDrafter"]
 
@@ -87,6 +87,7 @@ class SuffixDrafter(Drafter):
 
     def __init__(self, config: SuffixConfig) -> None:
         self._config = config
+        self._limits = TextLimits(config.min_match, config.max_match, config.drafts_per_match, config.min_probability)
         self._shared = SharedText(config.shared_tokens)
         self._seen: dict[str, _Tokens] = {}
 
@@ -113,17 +114,10 @@ class SuffixDrafter(Drafter):
         if limit == 0:
             return Proposal()
         as_tree = config.tree and not (batch.chain_only and batch.chain_only[place])
-        own = self._drafted(token_ids, None, limit, as_tree)
+        own = draft_from(token_ids, None, self._limits, limit, as_tree=as_tree)
         if config.shared_tokens:
-            shared = self._drafted(self._shared.token_ids, token_ids[-config.max_match :], limit, as_tree)
+            last_tokens = token_ids[-config.max_match :]
+            shared = draft_from(self._shared.token_ids, last_tokens, self._limits, limit, as_tree=as_tree)
             if shared.score > own.score:
                 return Proposal(shared.token_ids, shared.parents)
         return Proposal(own.token_ids, own.parents)
-
-    def _drafted(self, text: _Tokens, last_tokens: _Tokens | None, limit: int, as_tree: bool) -> Drafted:
-        config = self._config
-        node = longest_suffix(text, last_tokens, config.min_match, config.max_match)
-        if node is None:
-            return Drafted((), (), 0.0)
-        most = min(limit, int(node.length * config.drafts_per_match))
-        return grow_drafts(node, most, config.min_probability, as_tree=as_tree)

@@ -14,7 +14,7 @@ from typing import final
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["SEPARATOR", "Drafted", "SuffixNode", "grow_drafts", "longest_suffix"]
+__all__ = ["SEPARATOR", "Drafted", "SuffixNode", "TextLimits", "draft_from", "grow_drafts", "longest_suffix"]
 
 SEPARATOR = -1
 """Stands behind each sequence of a text that holds several; it is no token, so that no path leads across."""
@@ -89,6 +89,37 @@ def longest_suffix(text: _Tokens, last_tokens: _Tokens | None, shortest: int, lo
     length = int(lengths.max())
     follows = ends[lengths == length][-_MOST_COUNTED:] + 1
     return SuffixNode(text, tuple(follows.tolist()), length, is_own)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class TextLimits:
+    """What of a text is looked for, and how far it is trusted.
+
+    Attributes:
+        min_match, max_match: shortest and longest run of last tokens.
+        drafts_per_match: most drafts for each token of the run.
+        min_probability: paths less likely than that are left out.
+    """
+
+    min_match: int
+    max_match: int
+    drafts_per_match: float
+    min_probability: float
+
+
+def draft_from(
+    text: _Tokens, last_tokens: _Tokens | None, limits: TextLimits, max_drafts: int, *, as_tree: bool
+) -> Drafted:
+    """Drafts what followed the longest run of last tokens that `text` holds; nothing where it holds none long enough.
+
+    Arguments as for `longest_suffix` and `grow_drafts`.
+    """
+    node = longest_suffix(text, last_tokens, limits.min_match, limits.max_match)
+    if node is None:
+        return Drafted((), (), 0.0)
+    most = min(max_drafts, int(node.length * limits.drafts_per_match))
+    return grow_drafts(node, most, limits.min_probability, as_tree=as_tree)
 
 
 @final

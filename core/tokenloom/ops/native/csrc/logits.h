@@ -16,33 +16,47 @@
 namespace tl {
 namespace {
 
-// Of each row the greatest and the first place of it; NaN counts as greatest. Few rows are cut, so that all threads
-// read.
+// Calls find(row, first, end) for parts of each row's steps [0, num_steps), and gives the greatest of what it finds in a
+// row; of equals the first, and NaN counts as greatest. Few rows are cut, so that all threads have a part.
+template <class Find>
+std::vector<Greatest> greatest_of_rows(
+    int64_t num_rows, int64_t num_steps, int64_t elements, int64_t threshold, const Find& find) {
+  const int64_t threads = max_threads();
+  const int64_t num_parts = num_rows >= 2 * threads || num_rows == 0 ? 1 : std::min(2 * threads, num_steps);
+  std::vector<Greatest> found(static_cast<size_t>(num_rows * num_parts));
+  by_rows(num_rows * num_parts, elements, threshold, [&](int64_t first, int64_t end) {
+    for (int64_t i = first; i < end; ++i) {
+      const int64_t part = i % num_parts;
+      found[i] = find(i / num_parts, num_steps * part / num_parts, num_steps * (part + 1) / num_parts);
+    }
+  });
+  std::vector<Greatest> best(static_cast<size_t>(num_rows));
+  for (int64_t row = 0; row < num_rows; ++row) {
+    best[row] = found[row * num_parts];
+    for (int64_t part = 1; part < num_parts && best[row].value == best[row].value; ++part) {
+      const Greatest& own = found[row * num_parts + part];
+      if (!(own.value <= best[row].value)) best[row] = own;
+    }
+  }
+  return best;
+}
+
+// Of each row the greatest and the first place of it; NaN counts as greatest.
 std::tuple<at::Tensor, at::Tensor> row_max(const at::Tensor& scores) {
   RECORD_FUNCTION("tokenloom::row_max", c10::ArrayRef<const c10::IValue>{});
   TORCH_CHECK(scores.dim() == 2 && scores.scalar_type() == at::kFloat && scores.device().is_cpu() &&
                   scores.is_contiguous() && scores.size(1) > 0,
               "scores must be float32 with 2 dimensions, contiguous, and have columns");
-  const int64_t num_rows = scores.size(0), size = scores.size(1), threads = max_threads();
-  const int64_t num_parts = num_rows >= 2 * threads || num_rows == 0 ? 1 : std::min(2 * threads, size);
-  std::vector<Greatest> found(static_cast<size_t>(num_rows * num_parts));
+  const int64_t num_rows = scores.size(0), size = scores.size(1);
   const float* from = scores.const_data_ptr<float>();
   const auto kernel = greatest_of_kernel();
-  by_rows(num_rows * num_parts, scores.numel(), kCheapElements, [&](int64_t first, int64_t end) {
-    for (int64_t i = first; i < end; ++i) {
-      const int64_t part = i % num_parts;
-      found[i] = kernel(from + i / num_parts * size, size * part / num_parts, size * (part + 1) / num_parts);
-    }
-  });
+  const std::vector<Greatest> best = greatest_of_rows(
+      num_rows, size, scores.numel(), kCheapElements,
+      [&](int64_t row, int64_t first, int64_t end) { return kernel(from + row * size, first, end); });
   at::Tensor values = at::empty({num_rows}, scores.options()), indices = at::empty({num_rows}, at::kLong);
   for (int64_t row = 0; row < num_rows; ++row) {
-    Greatest best = found[row * num_parts];
-    for (int64_t part = 1; part < num_parts && best.value == best.value; ++part) {
-      const Greatest& own = found[row * num_parts + part];
-      if (!(own.value <= best.value)) best = own;
-    }
-    values.mutable_data_ptr<float>()[row] = best.value;
-    indices.mutable_data_ptr<int64_t>()[row] = best.index;
+    values.mutable_data_ptr<float>()[row] = best[row].value;
+    indices.mutable_data_ptr<int64_t>()[row] = best[row].index;
   }
   return {values, indices};
 }
@@ -95,34 +109,23 @@ struct Draws {
 };
 
 // argmax((logits[rows] - tops) / temperatures + noise), scores below `least` left out: int64 [R']. Of equal sums the
-// first; 0 where nothing is left. Few rows are cut, so that all threads draw.
+// first; 0 where nothing is left.
 at::Tensor noisy_choice(const at::Tensor& logits, const at::Tensor& rows, const at::Tensor& tops,
                         const at::Tensor& temperatures, const at::Tensor& least, const at::Tensor& seeds,
                         const at::Tensor& choices, const at::Tensor& positions, int64_t purpose) {
   RECORD_FUNCTION("tokenloom::noisy_choice", c10::ArrayRef<const c10::IValue>{});
   const Draws draws{rows, tops, temperatures, least, seeds, choices, positions};
   draws.check(logits);
-  const int64_t num_rows = rows.size(0), size = logits.size(1), threads = max_threads();
-  const int64_t num_steps = (size + kDrawStep - 1) / kDrawStep;
-  const int64_t num_parts = num_rows >= 2 * threads || num_rows == 0 ? 1 : std::min(2 * threads, num_steps);
-  std::vector<Greatest> found(static_cast<size_t>(num_rows * num_parts));
+  const int64_t num_rows = rows.size(0), size = logits.size(1);
   const auto kernel = noisy_best_kernel();
-  by_rows(num_rows * num_parts, num_rows * size, kDearElements, [&](int64_t first, int64_t end) {
-    for (int64_t i = first; i < end; ++i) {
-      const int64_t part = i % num_parts, begin = num_steps * part / num_parts * kDrawStep;
-      const int64_t stop = std::min(size, num_steps * (part + 1) / num_parts * kDrawStep);
-      found[i] = kernel(draws.row(logits, i / num_parts, purpose), begin, stop);
-    }
-  });
+  const std::vector<Greatest> best = greatest_of_rows(
+      num_rows, (size + kDrawStep - 1) / kDrawStep, num_rows * size, kDearElements,
+      [&](int64_t row, int64_t first, int64_t end) {
+        return kernel(draws.row(logits, row, purpose), first * kDrawStep, std::min(size, end * kDrawStep));
+      });
   at::Tensor tokens = at::empty({num_rows}, at::kLong);
-  for (int64_t row = 0; row < num_rows; ++row) {
-    Greatest best = found[row * num_parts];
-    for (int64_t part = 1; part < num_parts; ++part) {
-      const Greatest& own = found[row * num_parts + part];
-      if (own.value > best.value) best = own;
-    }
-    tokens.mutable_data_ptr<int64_t>()[row] = std::max<int64_t>(0, best.index);
-  }
+  for (int64_t row = 0; row < num_rows; ++row)
+    tokens.mutable_data_ptr<int64_t>()[row] = std::max<int64_t>(0, best[row].index);
   return tokens;
 }
 
