@@ -33,7 +33,7 @@ class DraftLengths:
             count = self._policy.num_drafts(request, num_running)
         if not isinstance(count, int) or count < 0:
             raise PluginContractError(self._plugin, "num_drafts() returns a count", f"{request.request_id}: {count!r}")
-        return min(count, max(0, request.max_total_tokens - request.num_tokens - 1))
+        return min(count, max(0, request.max_total_tokens - request.num_tokens - 1)) if count else 0
 
     def observe(self, plan: StepPlan, result: StepResult, duration_s: float) -> None:
         """Counts and reports what was verified in a step."""

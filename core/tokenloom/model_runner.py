@@ -14,14 +14,13 @@ from tokenloom.batch import RowPlan, StepPlan, StepResult, TokenLogprobs
 from tokenloom.batch_state import BatchState
 from tokenloom.clock import Clock, LapTimer
 from tokenloom.draft_passes import DraftPasses
+from tokenloom.draft_proposals import DraftProposals, DraftTask
 from tokenloom.host_blocks import HostBlocks, stored_layers
 from tokenloom.interfaces.attention import AttentionBackend, KVScales
-from tokenloom.interfaces.spec_decode import DraftBatch, Drafter, DraftSampling, Proposal, Verifier
+from tokenloom.interfaces.spec_decode import Drafter, Verifier
 from tokenloom.models.causal_lm import CausalLM, ForwardContext, KVSink, PromptSink, StateSink
 from tokenloom.ops.sampling_table import TORCH_SAMPLING, SamplingOps
-from tokenloom.plugin_guard import plugin_call
-from tokenloom.proposal_check import check_proposals
-from tokenloom.sampled_rows import SampledRows, num_verified, row_result, verified_states
+from tokenloom.sampled_rows import SampledRows, row_result
 from tokenloom.sampling.constraint import AllowedTokens, ConstrainedRows, allowed_tokens
 from tokenloom.sampling.logprobs import prompt_logprobs
 from tokenloom.sampling.processing import why_no_token
@@ -53,6 +52,8 @@ class ModelRunnerParts:
     """KV memory of the drafter's own layers if it has any, or the target's if it runs the target's layers."""
     kv_scales: Mapping[int, KVScales] = field(default_factory=dict)
     """Fixed scales of the target's keys and values, by layer."""
+    max_waiting_states: int = 0
+    """Most tokens whose states wait for the drafter while nothing is drafted, see `DraftProposals`."""
 
 
 @final
@@ -68,9 +69,19 @@ class ModelRunner:
         draft_layers = () if own_memory is None else own_memory.stored_layers
         self._host = HostBlocks((*layers, *draft_layers), parts.state.block_size)
         self._verification = DraftVerification(parts.verifier, parts.sampling)
-        self._takes_trees = parts.takes_trees and self._verification.takes_trees
+        self._proposals = DraftProposals(
+            DraftTask(
+                drafter=parts.drafter,
+                plugin=f"spec_decode={parts.drafter_name}",
+                state=parts.state,
+                memory=parts.draft_memory,
+                takes_trees=parts.takes_trees and self._verification.takes_trees,
+                vocab_size=parts.vocab_size,
+                device=parts.device,
+                max_waiting=parts.max_waiting_states,
+            )
+        )
         self.capture_layers = needs.hidden_layers
-        self._sees_every_row = own_memory is not None
         self.prompt_sink: PromptSink | None = None
         self.state_sink: StateSink | None = None
         self.kv_sink: KVSink | None = None
@@ -79,6 +90,8 @@ class ModelRunner:
     def execute(self, plan: StepPlan) -> StepResult:
         """Runs one step to its end."""
         timer = LapTimer(self._parts.clock)
+        if self._proposals.settle(plan):
+            timer.lap("propose")
         lost = self._move_blocks(plan)
         if plan.transfers:
             timer.lap("transfer")
@@ -98,10 +111,12 @@ class ModelRunner:
         self._compact_trees(plan, inputs, sampled)
         for request_id, token_ids in sampled.token_ids.items():
             self._state.append_tokens(self._state.row(request_id), token_ids)
-        proposals = self._propose(plan, inputs, sampled, captured)
-        if proposals:
+        proposals = self._proposals.propose(plan, inputs.first_rows.tolist(), sampled, captured)
+        if proposals is not None:
+            self._verification.keep(proposals)
             timer.lap("propose")
-        rows = tuple(row_result(row, sampled, proposals, prompt.get(row.request_id, ())) for row in plan.rows)
+        drafts = proposals or {}
+        rows = tuple(row_result(row, sampled, drafts, prompt.get(row.request_id, ())) for row in plan.rows)
         timer.lap("results")
         return StepResult(plan.step_id, rows, timer.times_s, lost)
 
@@ -217,42 +232,3 @@ class ModelRunner:
         for layer, kv in zip(layers, self._parts.kv, strict=False):
             slots = inputs.attention[layer.group_id].slot_mapping
             self._parts.attention.copy_slots(kv, slots[source_rows], slots[target_rows])
-
-    def _propose(
-        self, plan: StepPlan, inputs: StepInputs, sampled: SampledRows, captured: dict[int, torch.Tensor]
-    ) -> dict[str, Proposal]:
-        chosen = [
-            (row, first)
-            for row, first in zip(plan.rows, inputs.first_rows.tolist(), strict=True)
-            if self._sees_every_row or (row.max_drafts > 0 and sampled.goes_on(row.request_id))
-        ]
-        if not chosen:
-            return {}
-        state = self._state
-        ids = [row.request_id for row, _ in chosen]
-        cu_hidden = np.zeros(len(chosen) + 1, np.int64)
-        np.cumsum([num_verified(row, sampled) for row, _ in chosen], out=cu_hidden[1:])
-        batch = DraftBatch(
-            request_ids=ids,
-            token_ids=[state.tokens(i) for i in ids],
-            num_prompt_tokens=[state.info(i).num_prompt_tokens for i in ids],
-            max_drafts=[row.max_drafts if sampled.goes_on(row.request_id) else 0 for row, _ in chosen],
-            chain_only=[not self._takes_trees or state.constraint(i) is not None for i in ids],
-            first_positions=[row.num_computed_tokens for row, _ in chosen],
-            hidden_states=verified_states(chosen, sampled, captured),
-            cu_hidden=cu_hidden,
-            sampling=[self._draft_sampling(i) for i in ids],
-            memory=self._parts.draft_memory,
-        )
-        plugin = f"spec_decode={self._parts.drafter_name}"
-        with plugin_call(plugin, "propose() returns proposals"):
-            proposals = self._parts.drafter.propose(batch)
-        check_proposals(plugin, proposals, batch, self._parts.vocab_size, self._parts.device)
-        by_id = dict(zip(ids, proposals, strict=True))
-        self._verification.keep(by_id)
-        return by_id
-
-    def _draft_sampling(self, request_id: str) -> DraftSampling:
-        info = self._state.info(request_id)
-        num_tokens = len(self._state.tokens(request_id))
-        return DraftSampling(info.params, info.seed, info.choice_index, num_tokens - info.num_prompt_tokens)

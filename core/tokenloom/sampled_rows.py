@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -34,25 +34,30 @@ class SampledRows:
 def num_verified(row: RowPlan, sampled: SampledRows) -> int:
     """A request's verified new tokens: its own ones, then the accepted drafts."""
     num_own = row.num_scheduled_tokens - len(row.draft_token_ids)
-    return num_own + len(sampled.accepted_rows.get(row.request_id, (0,))[1:])
+    accepted = sampled.accepted_rows.get(row.request_id)
+    return num_own if accepted is None else num_own + max(0, len(accepted) - 1)
 
 
 def verified_states(
-    chosen: Sequence[tuple[RowPlan, int]], sampled: SampledRows, captured: dict[int, torch.Tensor]
-) -> dict[int, torch.Tensor]:
+    chosen: Sequence[tuple[RowPlan, int]], sampled: SampledRows, captured: Mapping[int, torch.Tensor]
+) -> Mapping[int, torch.Tensor]:
     """Of each layer captured, the rows of the verified new tokens; `chosen` has rows and their first hidden row."""
     if not captured:
         return {}
     rows = [index for row, first in chosen for index in _verified_rows(row, first, sampled)]
-    gather = torch.tensor(rows, dtype=torch.int64, device=next(iter(captured.values())).device)
-    return {layer: states[gather] for layer, states in captured.items()}
+    some = next(iter(captured.values()))
+    if rows == list(range(len(some))):
+        return captured
+    gather = torch.tensor(rows, dtype=torch.int64, device=some.device)
+    return {layer: states.index_select(0, gather) for layer, states in captured.items()}
 
 
-def _verified_rows(row: RowPlan, first: int, sampled: SampledRows) -> list[int]:
+def _verified_rows(row: RowPlan, first: int, sampled: SampledRows) -> Sequence[int]:
     """Rows of the hidden states of a request's verified new tokens: its own ones, then the accepted drafts."""
     num_own = row.num_scheduled_tokens - len(row.draft_token_ids)
-    accepted = sampled.accepted_rows.get(row.request_id, [0])[1:]
-    return [*range(first, first + num_own), *(first + num_own - 1 + node for node in accepted)]
+    own = range(first, first + num_own)
+    accepted = sampled.accepted_rows.get(row.request_id)
+    return own if accepted is None else [*own, *(first + num_own - 1 + node for node in accepted[1:])]
 
 
 def row_result(

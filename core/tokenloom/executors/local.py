@@ -11,7 +11,7 @@ from pydantic import Field
 
 from tokenloom.batch import StepPlan
 from tokenloom.batch_state import BatchState
-from tokenloom.executors.activation_memory import activation_peak_bytes, workspace_bytes
+from tokenloom.executors.activation_memory import activation_peak_bytes, max_waiting_states, workspace_bytes
 from tokenloom.executors.device_choice import (
     available_bytes,
     choose_device,
@@ -274,6 +274,7 @@ class _Builder:
             sampling=build_sampling_ops(self._ops),
             draft_memory=drafting.memory(state, draft_kv, TargetKV(attention, kv)),
             kv_scales=kv_scales.by_layer,
+            max_waiting_states=max_waiting_states(scheduler),
         )
         return ModelRunner(parts)
 

@@ -40,7 +40,7 @@ CONTRACT_VERSIONS: Mapping[str, ContractVersion] = {
     "scheduler.admission": (1, 0),
     "cache": (1, 1),
     "cache.eviction": (1, 0),
-    "spec_decode": (1, 3),
+    "spec_decode": (1, 4),
     "spec_decode.policy": (1, 1),
     "quant": (1, 2),
     "executor": (1, 3),

@@ -1,4 +1,4 @@
-"""Contract `spec_decode` 1.3 (proposes tokens). How many is decided by `tokenloom.interfaces.draft_policy`.
+"""Contract `spec_decode` 1.4 (proposes tokens). How many is decided by `tokenloom.interfaces.draft_policy`.
 
 A drafter guesses the next tokens of each sequence; the core verifies them with the target model in the next step, keeps
 what the target would have said anyway, and rolls back the rest. A wrong guess costs time, never correctness.
@@ -13,6 +13,7 @@ Changes of `spec_decode`:
          such drafters were refused); what `DrafterContext` says of the engine; `Drafter.num_weight_bytes`.
     1.3  The target's layers for drafters that run some of them: `DrafterContext.target_layers`,
          `DrafterNeeds.target_kv`.
+    1.4  A drafter with kv_groups may be told of tokens later than their step, while nobody wants drafts.
     Drafters written for an older minor version run as they are.
 """
 
@@ -156,9 +157,11 @@ class DraftSampling:
 class DraftBatch:
     """The requests to draft for, after this step's verification. Only verified tokens are in here.
 
-    A drafter with kv_groups gets every row of every step (prefill chunks and rows with max_drafts 0 too), and writes
-    its entries of the new verified tokens in each call, or its KV would have holes; any other drafter only gets rows
-    that want drafts.
+    A drafter with kv_groups hears of every new verified token (of prefill chunks and rows with max_drafts 0 too), once
+    and in order, and writes its entries of them in that call, or its KV would have holes. Of steps that want no drafts
+    it may hear some steps later, of several at once, in a call that wants none either; but before anything else reads,
+    moves or gives away the memory of these tokens. A row of such a call may have found a prefix that another row of it
+    writes. Any other drafter only gets rows that want drafts.
 
     Attributes:
         request_ids: B ids.
@@ -168,10 +171,10 @@ class DraftBatch:
         max_drafts: per request, most drafts (tree nodes) that make sense; 0 asks for none.
         chain_only: per request, whether a tree is illegal (its logits constraint moves along one path, the attention
             backend cannot mask a tree, or drafts are verified by rejection sampling).
-        first_positions: per request, the position of its first new verified token of this step: where the drafter's own
-            frontier stands if it saw every row so far.
-        hidden_states: per layer of `DrafterNeeds.hidden_layers`, [R, hidden_size]: one row for each new verified token
-            of this step, in sequence order, requests after one another.
+        first_positions: per request, the position of its first new verified token: where the drafter's own frontier
+            stands if it has KV memory.
+        hidden_states: per layer of `DrafterNeeds.hidden_layers`, [R, hidden_size]: one row for each new verified token,
+            in sequence order, requests after one another.
         cu_hidden: int64 [B + 1], host: request b's rows of hidden_states are cu_hidden[b]..cu_hidden[b + 1] - 1.
         sampling: per request, how it samples.
         memory: of a drafter with kv_groups or target_kv; see `tokenloom.interfaces.draft_memory`.

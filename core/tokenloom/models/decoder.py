@@ -89,11 +89,11 @@ class Decoder(CausalLM):
         captured: dict[int, torch.Tensor] = {}
         residual = self.embed(token_ids)  # [T, H]
         delta: torch.Tensor | None = None
-        for layer, rotation, kv in zip(self._layers, rotations, context.kv, strict=True):
+        for index, layer, rotation, kv in zip(self._range, self._layers, rotations, context.kv, strict=True):
             delta, residual = layer.attention_part(delta, residual, rotation, kv, context)
             delta, residual = layer.ffn_part(delta, residual)
-            if capture_layers and layer.facts.layer_index in capture_layers:
-                captured[layer.facts.layer_index] = residual + delta
+            if index in capture_layers:
+                captured[index] = residual + delta
         hidden = self.final_state(delta, residual)
         if FINAL_STATE in capture_layers:
             captured[FINAL_STATE] = hidden

@@ -91,8 +91,8 @@ class NativeLinear(PackedLinear):
         return product
 
     def rows(self, indices: torch.Tensor) -> torch.Tensor:
-        rows = self._packed[indices // _PANEL, :, indices % _PANEL]  # [n, pairs, 2]
-        return rows.flatten(1)[:, : self._size]
+        rows: torch.Tensor = self._product.rows(indices.contiguous())
+        return rows
 
     @property
     def num_bytes(self) -> int:

@@ -10,7 +10,8 @@ import pytest
 
 from tokenloom.batch import PreemptMode
 from tokenloom.interfaces.scheduler import Scheduler, SchedulerContext
-from tokenloom.interfaces.spec_decode import DraftBatch, Drafter, DrafterNeeds, Proposal
+from tokenloom.interfaces.spec_decode import DraftBatch, Drafter, DrafterNeeds, DraftPolicy, Proposal, VerifiedDrafts
+from tokenloom.request import RequestView
 from tokenloom.testing.drafter_rig import DrafterRig
 from tokenloom.testing.engine_harness import PreemptAt, build_fcfs
 
@@ -22,6 +23,7 @@ def _preempting(mode: PreemptMode, context: SchedulerContext) -> Scheduler:
     return PreemptAt(build_fcfs(context), {f"r{number}": [1, 6, 11] for number in (1, 3, 5)}, mode)
 
 
+_PAUSED = "with drafts off for some steps"
 _Key = tuple[tuple[int, ...], int, bool]
 _TROUBLES: dict[str, dict[str, Any]] = {
     "in chunks of 5 tokens": {"budget": 5, "block_size": 2, "cache": "none"},
@@ -32,7 +34,18 @@ _TROUBLES: dict[str, dict[str, Any]] = {
         "preempt_mode": "swap",
     },
     "preempted in part": {"num_blocks": 20, "partial_preemption": True},
+    _PAUSED: {},
+    f"{_PAUSED}, and preempted": {"scheduler": partial(_preempting, PreemptMode.RECOMPUTE), "block_size": 2},
+    f"{_PAUSED}, and preempted by swap": {
+        "scheduler": partial(_preempting, PreemptMode.SWAP),
+        "block_size": 1,
+        "preempt_mode": "swap",
+    },
+    f"{_PAUSED}, and preempted in part": {"num_blocks": 20, "partial_preemption": True},
 }
+_LEAST_CALLS = 10
+_PERIOD, _DRAFTING = 7, 3
+"""Of so many steps, those that draft."""
 _SHARE_OF_TIES = 50
 """One draft in so many may differ: two tokens that are nearly as likely, and sums in another order."""
 
@@ -65,9 +78,9 @@ class DraftMemorySuite(DrafterRig):
         if "shared_statistics" in self.capabilities.flags:
             pytest.skip("the plugin declares shared_statistics: earlier requests may show")
         plain = self._proposals({"cache": "none"})
-        troubled = self._proposals(_TROUBLES[trouble])
+        troubled = self._proposals(_TROUBLES[trouble], is_paused=trouble.startswith(_PAUSED))
         common = plain.keys() & troubled.keys()
-        assert len(common) > 20, f"only {len(common)} calls to compare"
+        assert len(common) > _LEAST_CALLS, f"only {len(common)} calls to compare"
         wrong = [key for key in common if plain[key] != troubled[key]]
         if len(wrong) > len(common) // _SHARE_OF_TIES:
             key = min(wrong, key=lambda key: len(key[0]))
@@ -76,10 +89,12 @@ class DraftMemorySuite(DrafterRig):
                 f"{troubled[key]} (token ids, parents)"
             )
 
-    def _proposals(self, settings: dict[str, Any]) -> dict[_Key, object]:
+    def _proposals(self, settings: dict[str, Any], *, is_paused: bool = False) -> dict[_Key, object]:
         """What is proposed behind which tokens, by (tokens, max_drafts, chain_only)."""
-        recorder = _Recorder(self.drafter())
-        engine = self.expect_plain_output(self.settings_of(**settings), drafter=recorder)
+        recorder, policy = _Recorder(self.drafter()), self.policy()
+        if policy is not None and is_paused:
+            policy = _Pausing(policy)
+        engine = self.expect_plain_output(self.settings_of(**settings), drafter=recorder, policy=policy)
         is_preempting = "scheduler" in settings or "num_blocks" in settings
         assert not is_preempting or engine.engine.stats.num_preemptions > 0, "nothing was preempted"
         return recorder.proposed
@@ -106,3 +121,22 @@ class _Recorder(Drafter):
 
     def forget(self, request_ids: Sequence[str]) -> None:
         self._inner.forget(request_ids)
+
+
+@final
+class _Pausing(DraftPolicy):
+    """Asks another policy in some steps, and in those between wants no drafts of anybody."""
+
+    def __init__(self, inner: DraftPolicy) -> None:
+        self._inner = inner
+        self._num_steps = 0
+
+    def num_drafts(self, request: RequestView, num_running: int) -> int:
+        return self._inner.num_drafts(request, num_running) if self._num_steps % _PERIOD < _DRAFTING else 0
+
+    def observe(self, verified: Sequence[VerifiedDrafts], duration_s: float) -> None:
+        self._num_steps += 1
+        self._inner.observe(verified, duration_s)
+
+    def forget(self, request_id: str) -> None:
+        self._inner.forget(request_id)

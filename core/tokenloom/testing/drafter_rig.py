@@ -67,14 +67,18 @@ class DrafterRig(PluginSuite):
         return TinySettings(**changes)
 
     def expect_plain_output(
-        self, settings: TinySettings, temperature: float = 0.0, drafter: Drafter | None = None
+        self,
+        settings: TinySettings,
+        temperature: float = 0.0,
+        drafter: Drafter | None = None,
+        policy: DraftPolicy | None = None,
     ) -> TinyEngine:
         """Runs some requests with the plugin and without it, and expects the same tokens; returns the first engine.
 
-        `drafter` stands for a new one of the plugin.
+        `drafter` and `policy` stand for new ones of the plugin.
         """
-        drafter = self.drafter() if drafter is None else drafter
-        drafting = TinyEngine(_MODEL, drafter, self.policy(), settings, f"spec_decode={self.info.name}")
+        drafter, policy = drafter or self.drafter(), policy or self.policy()
+        drafting = TinyEngine(_MODEL, drafter, policy, settings, f"spec_decode={self.info.name}")
         outputs = _generate(drafting, temperature)
         for request_id, expected in _plain_outputs(temperature).items():
             found = outputs[request_id]

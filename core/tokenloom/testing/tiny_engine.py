@@ -52,6 +52,7 @@ class TinySettings:
     checks: str = "full"
     verifier: Verifier = "position_noise"
     takes_trees: bool = True
+    max_waiting_states: int = 24
     preempt_mode: Literal["recompute", "swap", "cheaper"] = "recompute"
     partial_preemption: bool = False
     attention: Callable[[AttentionContext], AttentionBackend] = ReferenceBackend
@@ -219,6 +220,7 @@ class TinyExecutor(Executor):
                 takes_trees=settings.takes_trees,
                 verifier=settings.verifier,
                 draft_memory=drafting.memory(state, draft_kv, TargetKV(attention, kv)),
+                max_waiting_states=settings.max_waiting_states,
             )
         )
 

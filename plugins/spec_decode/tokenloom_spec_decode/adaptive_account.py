@@ -23,7 +23,7 @@ _LEAST_SPREAD = 0.5
 
 @final
 class DraftAccount:
-    """The account of one batch size."""
+    """The account of batch sizes that are about the same."""
 
     def __init__(self) -> None:
         self._net: deque[float] = deque(maxlen=_MOST_STEPS)

@@ -37,6 +37,8 @@ __all__ = ["AcceptanceRates", "AdaptivePolicy", "AdaptivePolicyConfig", "best_le
 
 _FIRST_PROBE_STEPS, _LEAST_PROBE_STEPS, _LEAST_PLAIN_STEPS = 12, 4, 32
 """Steps until the first probe; from one to the next, and from one plain step to the next, at least."""
+_MOST_PATIENCE = 4
+"""So many times as long at most."""
 _POOL_DECAY, _OWN_DECAY = 0.97, 0.95
 """What older proposals count against the next one: over all requests, and of one request."""
 _POOL_WEIGHT = 6.0
@@ -57,7 +59,7 @@ class AdaptivePolicyConfig(DraftPolicyConfig):
         default=0.02, description="Drafting must promise so much more speed, as a share, or it is left off."
     )
     probe_share: Annotated[float, Field(gt=0.0, le=1.0)] = Field(
-        default=0.01, description="Share of the time to spend on drafts that are not expected to pay, to find out."
+        default=0.005, description="Share of the time to spend on drafts that are not expected to pay, to find out."
     )
 
     def build(self, context: DraftPolicyContext) -> AdaptivePolicy:
@@ -193,6 +195,8 @@ class AdaptivePolicy(DraftPolicy):
         """What the coming step is for, and what the one before it was: whose proposals are verified now."""
         self._num_since_plain = 0
         self._num_since_probe = 0
+        self._patience = 1
+        """Probes come so many times more seldom: twice as seldom after each that has changed nothing."""
         # The first one comes soon: what it would cost is a guess.
         self._probe = _Probe(0.0, 0.0, _FIRST_PROBE_STEPS)
 
@@ -213,7 +217,7 @@ class AdaptivePolicy(DraftPolicy):
             Rates(round(rates.first * _RATE_STEPS) / _RATE_STEPS, round(rates.later * _RATE_STEPS) / _RATE_STEPS),
             _rounded(self._costs.price(num_running)),
             round(self._rates.depth_share, 1),
-            config.max_draft_tokens,
+            min(config.max_draft_tokens, self._costs.longest_trial(num_running)),
             config.min_gain,
         )
 
@@ -226,6 +230,8 @@ class AdaptivePolicy(DraftPolicy):
         # A drafter with KV of its own takes time in every step: without drafts, that is no loss by drafting.
         is_asked = bool(step.verified) or any(self._chosen.values())
         is_for_gain = is_asked and _Turn.PROBE not in (self._turn, self._turn_before)
+        if is_for_gain and step.verified:
+            self._patience = 1
         tells = self._costs.observe(step, is_for_gain=is_for_gain)
         self._rates.observe(step.verified)
         if tells or step.verified or len(self._chosen) > self._most_chosen:
@@ -244,13 +250,19 @@ class AdaptivePolicy(DraftPolicy):
         if self._turn is _Turn.PROBE:
             self._num_since_probe = 0
             self._probe = _Probe.seen_in(step)
+            self._patience = min(_MOST_PATIENCE, 2 * self._patience)
         if self._num_since_plain >= _LEAST_PLAIN_STEPS and self._costs.wants_plain(step.num_rows):
             self._num_since_plain = 0
             return _Turn.PLAIN
-        cost = self._probe.asking + self._probe.drafts * self._costs.price(step.num_rows)
-        if self._num_since_probe >= max(self._probe.least_steps, math.ceil(cost / self._config.probe_share)):
+        if self._num_since_probe >= self._steps_between_probes(step.num_rows):
             return _Turn.PROBE
         return _Turn.GAIN
+
+    def _steps_between_probes(self, num_rows: int) -> int:
+        if self._costs.would_learn(num_rows, self._probe.drafts):
+            return _FIRST_PROBE_STEPS
+        cost = self._probe.asking + self._probe.drafts * self._costs.price(num_rows)
+        return self._patience * max(self._probe.least_steps, math.ceil(cost / self._config.probe_share))
 
 
 @lru_cache(maxsize=16384)

@@ -55,6 +55,25 @@ def test_linear_takes_weights_that_begin_within_a_word() -> None:
     assert torch.equal(NativeLinear(weight, None).rows(torch.arange(32)), weight)
 
 
+@pytest.mark.parametrize("size", [1, 7, 64, 129])
+def test_rows_are_those_of_the_weight(size: int) -> None:
+    """In any order, twice, none; from panels that are not full."""
+    weight = torch.randn(71, size, generator=torch.Generator().manual_seed(size)).bfloat16()
+    linear = NativeLinear(weight, None)
+    for chosen in ([], [70], [31, 32, 0, 70, 31], [*range(70, -1, -1)], [0, 5] * 40):
+        indices = torch.tensor(chosen, dtype=torch.int64)
+        assert torch.equal(linear.rows(indices), weight[indices])
+    apart = torch.arange(70)[::2]
+    assert torch.equal(linear.rows(apart), weight[apart])
+
+
+@pytest.mark.parametrize("index", [-1, 71])
+def test_rows_that_do_not_exist_are_refused(index: int) -> None:
+    linear = NativeLinear(torch.zeros(71, 8, dtype=torch.bfloat16), None)
+    with pytest.raises(IndexError, match=f"row {index} of 71"):
+        linear.rows(torch.tensor([0, index]))
+
+
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize(("size", "num_outputs"), [(1, 1), (17, 129), (129, 17), (64, 96), (576, 192), (33, 320)])
 @pytest.mark.parametrize("num_rows", [*ROWS, 300])

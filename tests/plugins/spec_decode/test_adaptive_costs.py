@@ -34,7 +34,8 @@ def test_before_anything_is_measured_prices_grow_with_the_batch() -> None:
 def test_a_price_is_what_drafts_add_to_a_step() -> None:
     costs = DraftCosts()
     costs.observe(_step(4, 1.0))
-    costs.observe(_step(4, 1.0 + 8 * 0.05 + 8 * 0.01, 8, draft_s=8 * 0.01, num_proposed=8))
+    for _ in range(3):
+        costs.observe(_step(4, 1.0 + 8 * 0.05 + 8 * 0.01, 8, draft_s=8 * 0.01, num_proposed=8))
     # Four rows, 0.06 s each, for a step of 1 s.
     assert costs.price(4) == pytest.approx(4 * 0.06)
     assert not costs.wants_plain(4)
@@ -43,7 +44,8 @@ def test_a_price_is_what_drafts_add_to_a_step() -> None:
 def test_proposing_counts_even_where_verifying_is_free() -> None:
     costs = DraftCosts()
     costs.observe(_step(1, 1.0))
-    costs.observe(_step(1, 1.1, 2, draft_s=0.2, num_proposed=2))
+    for _ in range(3):
+        costs.observe(_step(1, 1.1, 2, draft_s=0.2, num_proposed=2))
     assert costs.price(1) == pytest.approx(0.1)
 
 
@@ -51,7 +53,8 @@ def test_what_a_drafter_costs_without_drafting_is_no_price_of_drafts() -> None:
     """Keeping its own KV in step takes time whether it drafts or not."""
     costs = DraftCosts()
     costs.observe(_step(1, 1.5, draft_s=0.5))
-    costs.observe(_step(1, 1.9, 2, draft_s=0.9, num_proposed=2))
+    for _ in range(3):
+        costs.observe(_step(1, 1.9, 2, draft_s=0.9, num_proposed=2))
     assert costs.price(1) == pytest.approx(0.4 / 2 / 1.5)
 
 
@@ -88,14 +91,16 @@ def test_few_drafts_among_many_requests_measure_no_price() -> None:
     costs.observe(_step(64, 1.0))
     costs.observe(_step(64, 1.3, 2))
     assert costs.price(64) == DraftCosts().price(64)
-    costs.observe(_step(64, 1.32, 32))
+    for _ in range(3):
+        costs.observe(_step(64, 1.32, 32))
     assert costs.price(64) == pytest.approx(0.64)
 
 
 def test_batches_of_about_the_same_size_share_what_is_known() -> None:
     costs = DraftCosts()
     costs.observe(_step(32, 1.0))
-    costs.observe(_step(32, 1.5, 32))
+    for _ in range(3):
+        costs.observe(_step(32, 1.5, 32))
     assert costs.price(32) == pytest.approx(0.5)
     assert costs.price(48) == costs.price(20) == costs.price(32)
     assert not costs.wants_plain(48)
@@ -120,3 +125,40 @@ def test_coarse_clocks_do_no_harm(duration_s: float) -> None:
         costs.observe(_step(4, duration_s))
         costs.observe(_step(4, duration_s, 8, draft_s=0.0, num_proposed=8))
     assert costs.price(4) >= 0.0
+
+
+def test_a_price_that_few_steps_have_measured_is_not_believed_if_it_is_low() -> None:
+    costs = DraftCosts()
+    guess = costs.price(64)
+    costs.observe(_step(64, 1.0))
+    for number in range(3):
+        assert costs.would_learn(64, 1.0)
+        assert not costs.would_learn(64, 0.1), "lost in the noise"
+        assert costs.price(64) == guess
+        costs.observe(_step(64, 1.1 + 0.01 * number, 64))
+    assert not costs.would_learn(64, 1.0)
+    assert costs.price(64) == pytest.approx(0.11)
+
+
+def test_a_length_grows_from_what_is_known() -> None:
+    costs = DraftCosts()
+    assert costs.longest_trial(8) == 1
+    costs.observe(_step(8, 1.0))
+    for longest in (1, 2, 4):
+        verified = [VerifiedDrafts(f"r{row}", longest, 0, longest) for row in range(8)]
+        costs.observe(DraftStep(verified, 1.2, 8, 8, 0, 0.0))
+        assert costs.longest_trial(8) == 2 * longest
+    assert costs.longest_trial(12) == 8, "about the same size"
+    assert costs.longest_trial(64) == 1
+
+
+def test_a_machine_that_becomes_slower_does_not_make_drafts_dear() -> None:
+    """Plain steps first, then all at half the speed: those with drafts are compared with what is usual now."""
+    costs = DraftCosts()
+    for _ in range(9):
+        costs.observe(_step(8, 1.0))
+    for number in range(60):
+        costs.observe(_step(8, 1.8))
+        if number >= 50:
+            costs.observe(_step(8, 1.8 * 1.3, 8))
+    assert costs.price(8) == pytest.approx(0.3, rel=0.1)

@@ -178,3 +178,21 @@ def test_a_model_that_cannot_reach_the_targets_length_is_refused(tmp_path: Path)
 def test_a_draft_model_must_be_named() -> None:
     with pytest.raises(ConfigError, match=r"set spec_decode\.source"):
         DraftModelConfig(policy=POLICY).build(drafter_context(MODEL))
+
+
+def test_a_request_that_left_had_found_a_prefix_that_waited() -> None:
+    """r1 finds blocks of r0, whose entries wait as its own do, and ends first; r2 finds blocks of both and drafts."""
+    settings = TinySettings(max_waiting_states=24)
+    engine = TinyEngine(MODEL, itself(), ChosenDrafts(lambda request, _: 4 * (request.request_id == "r2")), settings)
+    shared, rest = [*range(5, 13)], [*range(20, 25)]
+    engine.add("r0", [*shared, 1], SamplingParams(temperature=0.0, max_tokens=4))
+    engine.step()
+    second = engine.add("r1", [*shared, *rest], SamplingParams(temperature=0.0, max_tokens=1))
+    engine.step()
+    engine.step()
+    third = engine.add("r2", [*shared, *rest, 25], SamplingParams(temperature=0.0, max_tokens=20))
+    engine.run()
+    assert (second.num_cached_tokens, third.num_cached_tokens) == (8, 12)
+    stats = engine.engine.stats
+    assert stats.num_draft_tokens > 10
+    assert stats.num_accepted_tokens == stats.num_draft_tokens, "the target is its own draft model"

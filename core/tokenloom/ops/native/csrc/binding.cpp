@@ -4,6 +4,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include <algorithm>
+#include <cstring>
 #include <vector>
 
 #include "linear.h"
@@ -16,6 +17,8 @@ namespace {
 
 // Multiplications below which a second thread costs more than it brings.
 constexpr int64_t kLinearElements = 1 << 17;
+// Rows looked up, below which a second thread costs more than it brings: each is scattered over many cache lines.
+constexpr int64_t kLookedUp = 8;
 // Rows of one part of a product that is split by rows as well, because it has few columns for many threads.
 constexpr int64_t kPartRows = 32;
 // Up to two rows, vectors read the weights a little faster than tiles.
@@ -66,6 +69,30 @@ class Linear {
     run(args, size / kPanel, [&](const LinearArgs& own, int64_t first, int64_t end) {
       thread_local std::vector<float> scratch(kGatedScratch);
       kernel(own, gate, use_tiles, scratch.data(), first, end);
+    });
+    return y;
+  }
+
+  // Rows of the weight, as an embedding looks them up: int64 [n] -> [n, in_features].
+  at::Tensor rows(const at::Tensor& indices) const {
+    RECORD_FUNCTION("tokenloom::rows", c10::ArrayRef<const c10::IValue>{});
+    TORCH_CHECK(indices.dim() == 1 && indices.scalar_type() == at::kLong && indices.is_contiguous() &&
+                    indices.device().is_cpu(), "indices must be int64 [n] on the CPU, contiguous");
+    const int64_t count = indices.size(0), num_pairs = packed_.size(1);
+    const int64_t* chosen = indices.const_data_ptr<int64_t>();
+    for (int64_t i = 0; i < count; ++i) {
+      TORCH_CHECK_INDEX(0 <= chosen[i] && chosen[i] < out_features_, "row ", chosen[i], " of ", out_features_);
+    }
+    at::Tensor y = at::empty({count, in_features_}, packed_.options());
+    bf16* to = data_to(y);
+    const bf16* packed = data_of(packed_);
+    by_rows(count, count, kLookedUp, [&](int64_t first, int64_t end) {
+      for (int64_t i = first; i < end; ++i) {
+        const bf16* from = packed + (chosen[i] / kPanel * num_pairs * kPanel + chosen[i] % kPanel) * 2;
+        bf16* row = to + i * in_features_;
+        for (int64_t k = 0; k + 1 < in_features_; k += 2) std::memcpy(row + k, from + k * kPanel, 2 * sizeof(bf16));
+        if (in_features_ % 2 != 0) row[in_features_ - 1] = from[(in_features_ - 1) * kPanel];
+      }
     });
     return y;
   }
@@ -242,6 +269,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       .def(pybind11::init<at::Tensor, std::optional<at::Tensor>, int64_t, int64_t, bool>())
       .def("apply", &tl::Linear::apply)
       .def("apply_float32", &tl::Linear::apply_float32)
+      .def("rows", &tl::Linear::rows)
       .def("apply_silu_gated", [](const tl::Linear& own, const at::Tensor& x) { return own.apply_gated(x, tl::Gate::silu); })
       .def("apply_gelu_tanh_gated", [](const tl::Linear& own, const at::Tensor& x) {
         return own.apply_gated(x, tl::Gate::gelu_tanh);
