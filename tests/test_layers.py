@@ -71,6 +71,7 @@ LAYERS: tuple[frozenset[str], ...] = (
             "commit",
             "draft_lengths",
             "draft_passes",
+            "draft_proposals",
             "engine",
             "engine_builder",
             "engine_output",
@@ -90,6 +91,7 @@ LAYERS: tuple[frozenset[str], ...] = (
             "tracing",
             "verification",
             "view_guard",
+            "waiting_states",
         }
     ),
     # 3: offline use and configuration.
