@@ -32,7 +32,6 @@ class Listener(Drafter):
         self._window = window
         self.calls: list[dict[str, tuple[int, list[float], int]]] = []
         self.num_tokens: list[dict[str, int]] = []
-        self.forgotten: list[str] = []
 
     def needs(self) -> DrafterNeeds:
         return DrafterNeeds((LAYER,), (DraftKVGroup(1, 1, 4, lookahead=1, window=self._window),), "listener")
@@ -52,7 +51,7 @@ class Listener(Drafter):
         return [Proposal((1,) * min(1, limit)) for limit in batch.max_drafts]
 
     def forget(self, request_ids: Sequence[str]) -> None:
-        self.forgotten.extend(request_ids)
+        """Keeps no state of requests."""
 
 
 @final

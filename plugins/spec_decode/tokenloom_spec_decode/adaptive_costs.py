@@ -122,7 +122,7 @@ class DraftCosts:
         """Most drafts for a request of so many; what more would cost is too uncertain yet."""
         longest = self._trials.get(num_rows)
         if longest is None:
-            known = max((measured.longest for _, measured in self._near(num_rows)), default=0)
+            known = max((measured.longest for measured in self._near(num_rows)), default=0)
             longest = self._trials[num_rows] = max(1, _GROWTH * known)
         return longest
 
@@ -148,7 +148,7 @@ class DraftCosts:
 
     def _pooled(self, num_rows: int) -> tuple[float, int]:
         verify, propose = list[float](), list[float]()
-        for _, measured in self._near(num_rows):
+        for measured in self._near(num_rows):
             if len(verify) < _NUM_SAMPLES:
                 verify += measured.verify
             if len(propose) < _NUM_SAMPLES:
@@ -157,14 +157,14 @@ class DraftCosts:
             return 0.0, 0
         return max(0.0, median(verify)) + max(0.0, median(propose or (0.0,))), len(verify)
 
-    def _near(self, num_rows: int) -> Iterator[tuple[int, _Measured]]:
+    def _near(self, num_rows: int) -> Iterator[_Measured]:
         """What is known of batch sizes within an octave, the nearest first; of two, the smaller one."""
         size = _size(num_rows)
         for distance in range(_NEAR + 1):
             for near in dict.fromkeys((size - distance, size + distance)):
                 measured = self._by_size.get(near)
                 if measured is not None:
-                    yield near, measured
+                    yield measured
 
 
 def _size(num_rows: int) -> int:
