@@ -21,19 +21,24 @@ class DraftLengths:
 
     def __init__(self, policy: DraftPolicy | None, plugin: str, stats: EngineStats) -> None:
         self._policy = policy
-        self.is_on = policy is not None
         self._plugin = plugin
         self._stats = stats
 
-    def choose(self, request: Request, num_running: int) -> int:
-        """Most drafts to propose for a request after the coming step; never more than it has room for."""
-        if self._policy is None:
-            return 0
+    def choose(self, requests: Sequence[Request], num_running: int) -> dict[str, int]:
+        """Most drafts to propose for each request after the coming step; never more than it has room for."""
+        policy = self._policy
+        if policy is None:
+            return dict.fromkeys([request.request_id for request in requests], 0)
         with plugin_call(self._plugin, "num_drafts() returns a count"):
-            count = self._policy.num_drafts(request, num_running)
-        if not isinstance(count, int) or count < 0:
-            raise PluginContractError(self._plugin, "num_drafts() returns a count", f"{request.request_id}: {count!r}")
-        return min(count, max(0, request.max_total_tokens - request.num_tokens - 1)) if count else 0
+            counts = [policy.num_drafts(request, num_running) for request in requests]
+        for request, count in zip(requests, counts, strict=True):
+            if not isinstance(count, int) or count < 0:
+                detail = f"{request.request_id}: {count!r}"
+                raise PluginContractError(self._plugin, "num_drafts() returns a count", detail)
+        return {
+            request.request_id: min(count, max(0, request.max_total_tokens - request.num_tokens - 1)) if count else 0
+            for request, count in zip(requests, counts, strict=True)
+        }
 
     def observe(self, plan: StepPlan, result: StepResult, duration_s: float) -> None:
         """Counts and reports what was verified in a step."""

@@ -7,6 +7,7 @@ A drafter with such memory must hear of every verified token. While nobody wants
            tokens wait      tokens wait      all that wait, then it may go    all that wait, then those of s + 3
 
 Whatever is put off is made good before anything reads, moves or gives away the memory in question. So nobody can tell.
+Only what nobody can read any more is never told: of a request that leaves, the tokens behind its last full block.
 """
 
 from __future__ import annotations
@@ -64,6 +65,7 @@ class DraftProposals:
         # A block that has left its window is gone, and so is the place of a token that waited too long.
         has_windows = any(group.window is not None for group in task.drafter.needs().kv_groups)
         self._waiting = WaitingStates(task.max_waiting if self._has_own_memory and not has_windows else 0)
+        self._lookahead = min((group.lookahead for group in task.drafter.needs().kv_groups), default=0)
 
     def settle(self, plan: StepPlan) -> bool:
         """Before a step: tells the drafter of all that waits if the step must not come before that.
@@ -74,8 +76,11 @@ class DraftProposals:
         if not len(self._waiting):
             return False
         is_asked = any(row.max_drafts for row in plan.rows)
-        is_leaving = any(request_id in self._waiting for request_id in plan.removed)
-        if not (plan.transfers or is_asked or is_leaving) and self._waiting.has_room(plan.num_tokens):
+        leaving = [request_id for request_id in plan.removed if request_id in self._waiting]
+        is_kept = any(self._fills_blocks(request_id) for request_id in leaving)
+        if not (plan.transfers or is_asked or is_kept) and self._waiting.has_room(plan.num_tokens):
+            for request_id in leaving:
+                self._waiting.drop(request_id)
             return False
         # All in one call: a request may have found a prefix whose entries wait, too.
         late = self._waiting.take()
@@ -96,7 +101,7 @@ class DraftProposals:
         Returns:
             By request id, maybe without drafts; None if there was nothing to do.
         """
-        limits = [row.max_drafts if sampled.goes_on(row.request_id) else 0 for row in plan.rows]
+        limits = [row.max_drafts if row.max_drafts and sampled.goes_on(row.request_id) else 0 for row in plan.rows]
         is_asked = any(limits)
         if not (is_asked or self._has_own_memory):
             return None
@@ -107,6 +112,11 @@ class DraftProposals:
             return self._call(new, [limits[place] for place in places])
         self._waiting.add(new)
         return {}
+
+    def _fills_blocks(self, request_id: str) -> bool:
+        """Whether tokens of a request that wait belong to full blocks, which others or itself may find again."""
+        waiting, size = self._waiting.positions(request_id), self._task.state.block_size
+        return waiting.start < (waiting.stop - self._lookahead) // size * size
 
     def _call(self, new: NewTokens, max_drafts: Sequence[int]) -> dict[str, Proposal]:
         task, state, ids = self._task, self._task.state, new.request_ids
@@ -138,9 +148,10 @@ class DraftProposals:
 def _new_tokens(
     rows: Sequence[RowPlan], first_rows: Sequence[int], sampled: SampledRows, captured: Mapping[int, torch.Tensor]
 ) -> NewTokens:
+    counts = [num_verified(row, sampled) for row in rows]
     return NewTokens(
         request_ids=[row.request_id for row in rows],
         firsts=[row.num_computed_tokens for row in rows],
-        counts=[num_verified(row, sampled) for row in rows],
-        states=verified_states(list(zip(rows, first_rows, strict=True)), sampled, captured),
+        counts=counts,
+        states=verified_states(rows, first_rows, sum(counts), sampled, captured),
     )

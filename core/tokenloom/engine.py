@@ -229,14 +229,10 @@ class Engine:
         for request_id, starts in ledger.placements.items():
             self._kv.place(requests[request_id], starts)
         room = DraftRoom(self._kv, ledger.spare_blocks) if self._kv.draft_groups else None
-        rows = tuple([self._row(requests[i], count, i in new_ids, room) for i, count in counts.items()])
+        limits = self._drafts.choose([requests[i] for i in counts], book.num_running)
+        rows = tuple([build_row(requests[i], n, self._kv, i in new_ids, limits[i], room) for i, n in counts.items()])
         book.tell_events()
         return StepPlan(self._step_id, rows, book.take_removed(), self._kv.take_transfers())
-
-    def _row(self, request: Request, num_tokens: int, is_new: bool, room: DraftRoom | None) -> RowPlan:
-        max_drafts = self._drafts.choose(request, self._book.num_running) if self._drafts.is_on else 0
-        request.num_inflight_tokens = num_tokens
-        return build_row(request, num_tokens, self._kv, is_new, max_drafts, room)
 
     def _land(self, launched: _Launched) -> list[EngineOutput]:
         result = launched.handle.result()

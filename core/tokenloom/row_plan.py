@@ -13,7 +13,7 @@ __all__ = ["build_row", "prompt_logprob_slots"]
 def build_row(
     request: Request, num_tokens: int, kv: KVManager, is_new: bool, max_drafts: int, room: DraftRoom | None = None
 ) -> RowPlan:
-    """Allocates a request's blocks for a step and says what the executor has to do.
+    """Allocates a request's blocks for a step, which is in flight from now on, and says what the executor has to do.
 
     Args:
         request: running; its frontier is where the step starts.
@@ -23,7 +23,7 @@ def build_row(
         max_drafts: most drafts to propose after the step, if it samples.
         room: for drafts in a drafter's own KV groups; None if it has none.
     """
-    start = request.num_computed_tokens
+    start, request.num_inflight_tokens = request.num_computed_tokens, num_tokens
     end, num_own = start + num_tokens, request.num_tokens - start
     samples = num_tokens >= num_own
     num_drafts = num_tokens - num_own if samples else 0

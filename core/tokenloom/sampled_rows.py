@@ -39,16 +39,24 @@ def num_verified(row: RowPlan, sampled: SampledRows) -> int:
 
 
 def verified_states(
-    chosen: Sequence[tuple[RowPlan, int]], sampled: SampledRows, captured: Mapping[int, torch.Tensor]
+    rows: Sequence[RowPlan],
+    first_rows: Sequence[int],
+    num_tokens: int,
+    sampled: SampledRows,
+    captured: Mapping[int, torch.Tensor],
 ) -> Mapping[int, torch.Tensor]:
-    """Of each layer captured, the rows of the verified new tokens; `chosen` has rows and their first hidden row."""
+    """Of each layer captured, the hidden rows of the verified new tokens, `num_tokens` in all, of some of the step's
+    rows, which come in the order of the plan; `first_rows` has the first hidden row of each."""
     if not captured:
         return {}
-    rows = [index for row, first in chosen for index in _verified_rows(row, first, sampled)]
     some = next(iter(captured.values()))
-    if rows == list(range(len(some))):
+    # In most steps no drafts were verified, and all that ran is wanted.
+    if num_tokens == len(some) and not sampled.accepted_rows:
         return captured
-    gather = torch.tensor(rows, dtype=torch.int64, device=some.device)
+    wanted = [
+        index for row, first in zip(rows, first_rows, strict=True) for index in _verified_rows(row, first, sampled)
+    ]
+    gather = torch.tensor(wanted, dtype=torch.int64, device=some.device)
     return {layer: states.index_select(0, gather) for layer, states in captured.items()}
 
 

@@ -39,24 +39,38 @@ class NewTokens:
 
 
 @final
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What came at once, as in `NewTokens`: its states are in the buffers' rows, one part's behind the other's.
+    Requests that were dropped are None."""
+
+    request_ids: list[str | None]
+    firsts: Sequence[int]
+    counts: Sequence[int]
+
+    def place(self, request_id: str) -> int | None:
+        """Which of the requests this one is."""
+        return self.request_ids.index(request_id) if request_id in self.request_ids else None
+
+
+@final
 class WaitingStates:
     """Keeps up to `capacity` tokens in the order in which they came."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
         self._num_used = 0
-        self._firsts: dict[str, int] = {}
-        self._rows: dict[str, list[int]] = {}
-        """Per request, the position of its first token that waits, and the buffers' rows of all of them in order."""
+        self._parts: list[_Part] = []
+        self._request_ids: set[str] = set()
         self._buffers: dict[int, torch.Tensor] = {}
 
     def __len__(self) -> int:
         """Requests that have tokens here."""
-        return len(self._rows)
+        return len(self._request_ids)
 
     def __contains__(self, request_id: str) -> bool:
         """Whether a request has tokens here."""
-        return request_id in self._rows
+        return request_id in self._request_ids
 
     def has_room(self, num_tokens: int) -> bool:
         """Whether so many tokens fit behind those that are here."""
@@ -71,26 +85,48 @@ class WaitingStates:
             if buffer is None:
                 buffer = self._buffers[layer] = states.new_empty((self._capacity, states.shape[1]))
             buffer[begin:end] = states
-        row, known, firsts = begin, self._rows, self._firsts
-        for request_id, first, count in zip(new.request_ids, new.firsts, new.counts, strict=True):
-            rows = known.get(request_id)
-            if rows is None:
-                rows, firsts[request_id] = known.setdefault(request_id, []), first
-            assert firsts[request_id] + len(rows) == first, f"{request_id}: a gap before position {first}"
-            rows += range(row, row + count)
-            row += count
+        self._parts.append(_Part(list(new.request_ids), new.firsts, new.counts))
+        self._request_ids.update(new.request_ids)
         self._num_used = end
 
+    def positions(self, request_id: str) -> range:
+        """Positions of a request's tokens that are here."""
+        found = [
+            range(part.firsts[place], part.firsts[place] + part.counts[place])
+            for part in self._parts
+            if (place := part.place(request_id)) is not None
+        ]
+        return range(found[0].start, found[-1].stop) if found else range(0)
+
+    def drop(self, request_id: str) -> None:
+        """Forgets a request's tokens."""
+        self._request_ids.discard(request_id)
+        for part in self._parts:
+            place = part.place(request_id)
+            if place is not None:
+                part.request_ids[place] = None
+
     def take(self) -> NewTokens:
-        """Takes all tokens out."""
-        rows = [row for own in self._rows.values() for row in own]
+        """Takes all tokens out, those of a request together."""
+        firsts, rows_of = dict[str, int](), dict[str, list[int]]()
+        row = 0
+        for part in self._parts:
+            for request_id, first, count in zip(part.request_ids, part.firsts, part.counts, strict=True):
+                begin, row = row, row + count
+                if request_id is None:
+                    continue
+                rows = rows_of.get(request_id)
+                if rows is None:
+                    rows, firsts[request_id] = rows_of.setdefault(request_id, []), first
+                assert firsts[request_id] + len(rows) == first, f"{request_id}: a gap before position {first}"
+                rows += range(begin, row)
+        chosen = [row for own in rows_of.values() for row in own]
         states = {
-            layer: buffer.index_select(0, torch.tensor(rows, dtype=torch.int64, device=buffer.device))
+            layer: buffer.index_select(0, torch.tensor(chosen, dtype=torch.int64, device=buffer.device))
             for layer, buffer in self._buffers.items()
         }
-        counts = [len(own) for own in self._rows.values()]
-        taken = NewTokens([*self._rows], [self._firsts[i] for i in self._rows], counts, states)
-        self._rows.clear()
-        self._firsts.clear()
+        taken = NewTokens([*rows_of], [*firsts.values()], [len(own) for own in rows_of.values()], states)
+        self._parts.clear()
+        self._request_ids.clear()
         self._num_used = 0
         return taken

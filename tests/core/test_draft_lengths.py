@@ -90,4 +90,4 @@ def test_counters_tell_how_often_drafts_are_right_at_each_depth() -> None:
 def test_a_negative_length_is_refused() -> None:
     lengths = DraftLengths(_Hearing(), "spec_decode.policy=test", EngineStats())
     with pytest.raises(PluginContractError, match=r"policy=test.*num_drafts"):
-        lengths.choose(SeenRequest("r", 3, 1), 1)  # type: ignore[arg-type]
+        lengths.choose([SeenRequest("r", 3, 1)], 1)  # type: ignore[list-item]

@@ -119,16 +119,39 @@ def test_it_hears_of_all_tokens_before_it_is_asked() -> None:
     assert life.listener.num_tokens == [{"r0": 6, "r1": 6}, {"r0": 7, "r1": 7}], "the frontier's token, and none behind"
 
 
-def test_it_hears_of_everything_before_a_request_leaves() -> None:
+def test_it_hears_of_everything_before_a_request_leaves_full_blocks() -> None:
     """Of the others as well, for it may have found a prefix of theirs."""
     life = Life()
-    life.step({"r0": 0, "r1": 0})
+    for _ in range(3):  # the entries of a block of 4 depend on 5 tokens
+        life.step({"r0": 0, "r1": 0})
     life.step({"r0": 0}, removed=["unknown"])
     assert life.listener.calls == [], "nothing waits of that one"
     life.step({"r0": 0}, removed=["r1", "unknown"])
-    assert life.listener.calls == [{"r0": (0, [0, 1, 2, 3], 0), "r1": (0, [100, 101, 102], 0)}]
+    assert life.listener.calls == [{"r0": (0, [0, 1, 2, 3, 4, 5], 0), "r1": (0, [100, 101, 102, 103, 104], 0)}]
     life.step({"r0": 1})
-    assert life.heard()["r0"] == [0, 1, 2, 3, 4, 5]
+    assert life.heard()["r0"] == [0, 1, 2, 3, 4, 5, 6, 7]
+
+
+@pytest.mark.parametrize("num_steps", [1, 2])
+def test_of_a_request_that_leaves_no_full_block_it_need_not_hear(num_steps: int) -> None:
+    life = Life()
+    for _ in range(num_steps):
+        life.step({"r0": 0, "r1": 0})
+    life.step({"r0": 0}, removed=["r1"])
+    assert life.listener.calls == []
+    life.step({"r0": 1})
+    assert life.heard() == {"r0": [*range(num_steps + 4)]}
+
+
+def test_of_a_request_that_leaves_only_full_blocks_are_told() -> None:
+    life = Life()
+    for _ in range(4):
+        life.step({"r0": 0, "r1": 0})
+    life.step({"r0": 0, "r1": 0}, moves=COPY)
+    assert life.heard()["r1"] == [100, 101, 102, 103, 104, 105]
+    life.step({"r0": 0, "r1": 0})
+    life.step({"r0": 0}, removed=["r1"])
+    assert len(life.listener.calls) == 1, "its second block has 3 entries"
 
 
 def test_a_request_that_comes_back_starts_anew() -> None:
@@ -136,11 +159,7 @@ def test_a_request_that_comes_back_starts_anew() -> None:
     life.step({"r0": 0, "r1": 0})
     life.step({"r0": 0, "r1": 0}, removed=["r1"])
     life.step({"r0": 0, "r1": 1})
-    assert [call["r1"] for call in life.listener.calls] == [
-        (0, [100, 101, 102], 0),
-        (0, [100, 101, 102], 0),
-        (3, [103], 1),
-    ]
+    assert [call["r1"] for call in life.listener.calls] == [(0, [100, 101, 102], 0), (3, [103], 1)]
 
 
 def test_it_hears_of_everything_before_blocks_are_copied() -> None:

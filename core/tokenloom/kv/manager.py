@@ -16,6 +16,7 @@ from tokenloom.kv.fragmentation import KVFragmentation, measure_fragmentation
 from tokenloom.kv.kept_blocks import longest_kept_prefix
 from tokenloom.kv.pool import KVPool
 from tokenloom.kv.prefix_match import PrefixMatch, longest_prefix
+from tokenloom.kv.published_blocks import PublishedBlocks
 from tokenloom.kv.request_keys import RequestKeys
 from tokenloom.kv.reservation import ask_reservation
 from tokenloom.kv.sibling_copy import SiblingCopies
@@ -57,7 +58,8 @@ class KVManager:
         self.draft_groups = tuple(group.group_id for group in self.groups if group.is_drafter or group.takes_drafts)
         self._tables: dict[str, list[list[int]]] = {}
         self._keys = RequestKeys(block_root, self.groups, block_size)
-        self._num_published: dict[str, list[int]] = {}
+        pools = [self.pools[index] for index in self.pool_of_group]
+        self._published = PublishedBlocks(self.groups, pools, self._keys, block_size, clock)
         # Preempted requests that kept blocks, and how many tokens those hold.
         self._kept: dict[str, int] = {}
         # The newest position sees window - 1 cached tokens before it.
@@ -140,7 +142,7 @@ class KVManager:
         self._tables[request.request_id] = [list(ids) for ids in match.block_ids]
         imports, num_full = match.imports or [()] * len(self.groups), match.num_tokens // self.block_size
         # What comes back from the host is offered again: the index has lost it.
-        self._num_published[request.request_id] = [min([*indices, num_full]) for indices in imports]
+        self._published.start(request.request_id, [min([*indices, num_full]) for indices in imports])
         self.host.start(request.request_id, match)
         self.siblings.start(request, match)
 
@@ -191,23 +193,15 @@ class KVManager:
 
     def publish(self, request: Request) -> None:
         """Indexes every full block below the computed frontier that was not offered yet."""
-        if not self._stores_prefixes:
-            return
-        published = self._num_published[request.request_id]
-        for group, first in enumerate(published):
-            lookahead = self.groups[group].lookahead
-            if first < (request.num_computed_tokens - lookahead) // self.block_size:
-                num_full = (min(request.num_computed_tokens, request.num_tokens) - lookahead) // self.block_size
-                keys, pool = self._keys.first(request, group, num_full), self.pools[self.pool_of_group[group]]
-                pool.publish_from(first, keys, self._tables[request.request_id][group], request, self._clock.now())
-                published[group] = max(first, num_full)
+        if self._stores_prefixes:
+            self._published.publish(request, self._tables[request.request_id])
 
     def release(self, request: Request, *, is_final: bool) -> None:
         """Gives all blocks of a request back. `is_final` also forgets its keys; a preempted request keeps them."""
         now_s = self._clock.now()
         for group, table in enumerate(self._tables.pop(request.request_id, [])):
             self.pools[self.pool_of_group[group]].release(table, request, now_s)
-        self._num_published.pop(request.request_id, None)
+        self._published.forget(request.request_id)
         self._kept.pop(request.request_id, None)
         self.siblings.stop(request)
         if is_final:
@@ -235,7 +229,7 @@ class KVManager:
         for group, table in enumerate(self._tables[request.request_id]):
             self.pools[self.pool_of_group[group]].release(table, request, self._clock.now(), first=num_kept)
             del table[num_kept:]
-        self._num_published.pop(request.request_id, None)
+        self._published.forget(request.request_id)
         self.siblings.stop(request)
         self._kept[request.request_id] = num_kept * self.block_size
         return num_kept * self.block_size
@@ -246,7 +240,7 @@ class KVManager:
         num_bytes = self.host.export(request.request_id, request.num_computed_tokens, tables)
         for group, table in enumerate(tables):
             self.pools[self.pool_of_group[group]].release_for_transfer(table, request)
-        del self._num_published[request.request_id]
+        self._published.forget(request.request_id)
         self.siblings.stop(request)
         return num_bytes
 

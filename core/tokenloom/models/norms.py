@@ -111,3 +111,7 @@ class HeadNorms:
     def __call__(self, heads: torch.Tensor) -> torch.Tensor:
         """[T, Hq + Hkv, D], queries first -> the same shape, a new tensor."""
         return self._head_rms_norm(heads, self._storage.weight, self._num_heads, self._eps)
+
+    def of_keys(self, keys: torch.Tensor) -> torch.Tensor:
+        """[T, Hkv, D] -> the same shape, a new tensor."""
+        return self._head_rms_norm(keys, self._storage.weight, 0, self._eps)

@@ -22,11 +22,15 @@ class ProjectedHeads:
         config: numbers and size of heads.
         ops: fused operations.
         qk_norm: norms of queries and keys, or None.
+        keys_only: what comes are keys and values alone, and Hq is 0.
     """
 
-    def __init__(self, config: ModelConfig, ops: OpTable, qk_norm: HeadNorms | None) -> None:
-        self._num_heads, self._num_kv_heads, self._head_dim = config.num_heads, config.num_kv_heads, config.head_dim
-        self._qk_norm = qk_norm
+    def __init__(
+        self, config: ModelConfig, ops: OpTable, qk_norm: HeadNorms | None, *, keys_only: bool = False
+    ) -> None:
+        self._num_heads = 0 if keys_only else config.num_heads
+        self._num_kv_heads, self._head_dim = config.num_kv_heads, config.head_dim
+        self._norm = None if qk_norm is None else qk_norm.of_keys if keys_only else qk_norm
         self._rotary = ops.rotary
         self._split_rotary = ops.split_rotary
 
@@ -40,13 +44,13 @@ class ProjectedHeads:
             rotation: of the tokens' positions; None in a layer without rotary embedding.
         """
         num_heads, num_kv_heads = self._num_heads, self._num_kv_heads
-        if self._qk_norm is None and rotation is not None:
+        if self._norm is None and rotation is not None:
             return self._split_rotary(projected, num_heads, num_kv_heads, rotation.cos, rotation.signed_sin)
         num_rotated = num_heads + num_kv_heads
         heads = projected.view(projected.shape[0], num_rotated + num_kv_heads, self._head_dim)
         turned = heads[:, :num_rotated]  # [T, Hq + Hkv, D]
-        if self._qk_norm is not None:
-            turned = self._qk_norm(turned)
+        if self._norm is not None:
+            turned = self._norm(turned)
         if rotation is not None:
             turned = self._rotary(turned, rotation.cos, rotation.signed_sin)
         return turned[:, :num_heads], turned[:, num_heads:], heads[:, num_rotated:]

@@ -143,7 +143,7 @@ def split_rotary(
 
     Args:
         projected: [T, (Hq + 2 * Hkv) * D]: queries, keys, values.
-        num_heads: Hq.
+        num_heads: Hq; 0 where there are no queries.
         num_kv_heads: Hkv.
         cos, signed_sin: as for `rotary`.
 

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 from statistics import median
 from typing import final
 
 from tokenloom.interfaces.draft_policy import DraftStep
 from tokenloom_spec_decode.adaptive_account import DraftAccount
 
-__all__ = ["DraftCosts"]
+__all__ = ["DraftCosts", "typical_size"]
 
 _NUM_SAMPLES = 9
 """Steps of each kind that count, the latest; their median shrugs off a step that something else delayed."""
+_NUM_NEAREST = 3
+"""Plain steps that one with drafts is compared with, the nearest in time. Machines that others use, too, change their
+speed for seconds: against plain steps of a faster time all drafts seem dear, until some show how slow it is now."""
 _SIZES_PER_OCTAVE = 4
 _NEAR = 4
 """Batch sizes are told apart by quarter octaves; what was measured within one octave is better than a guess, and makes
@@ -34,25 +38,68 @@ _GROWTH = 2
 
 @final
 @dataclass(slots=True)
+class _Sample:
+    """What one step tells of the price of drafts.
+
+    Attributes:
+        step: its number.
+        seconds: that it took, to verify or to propose.
+        scale: requests for each draft.
+        price: of one draft for each request, in plain steps of that time: what the machine was like is in both.
+        is_settled: no plain step to come is nearer than those that it was compared with.
+    """
+
+    step: int
+    seconds: float
+    scale: float
+    price: float = 0.0
+    is_settled: bool = False
+
+
+def _samples() -> deque[_Sample]:
+    return deque(maxlen=_NUM_SAMPLES)
+
+
+@final
+@dataclass(slots=True)
 class _Measured:
     """Steps of about one batch size.
 
     Attributes:
-        plain_s: seconds of steps that verified no drafts.
+        plain: number and seconds of steps that verified no drafts.
         silent_s: seconds of proposing in steps that proposed none: looking in vain, or keeping a drafter's own KV.
-        verify: what verifying one draft for each request took, in plain steps of that time: what the machine was like
-            is in both.
-        propose: what proposing one took, likewise.
-        num_since_plain: steps since a plain one.
+        verify, propose: steps that verified, and that proposed drafts.
+        num_since_plain, num_plain: steps since a plain one, and plain ones since one with drafts.
         longest: drafts of one request, the most that were verified in a step that measured their price.
     """
 
-    plain_s: deque[float] = field(default_factory=lambda: deque(maxlen=_NUM_SAMPLES))
+    plain: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=_NUM_SAMPLES))
     silent_s: deque[float] = field(default_factory=lambda: deque(maxlen=_NUM_SAMPLES))
-    verify: deque[float] = field(default_factory=lambda: deque(maxlen=_NUM_SAMPLES))
-    propose: deque[float] = field(default_factory=lambda: deque(maxlen=_NUM_SAMPLES))
+    verify: deque[_Sample] = field(default_factory=_samples)
+    propose: deque[_Sample] = field(default_factory=_samples)
     num_since_plain: int = 0
+    num_plain: int = 0
     longest: int = 0
+
+    def plain_s(self, step: int) -> float:
+        """Seconds of a plain step about the time of a step; 0 where nothing is known."""
+        nearest = sorted(self.plain, key=lambda plain: abs(plain[0] - step))[:_NUM_NEAREST]
+        return median([seconds for _, seconds in nearest] or (0.0,))
+
+    def set_price(self, sample: _Sample, *, is_verified: bool) -> None:
+        """Compares a step with plain ones of its time."""
+        plain_s, silent_s = self.plain_s(sample.step), median(self.silent_s or (0.0,))
+        extra_s, whole_s = sample.seconds - (plain_s if is_verified else silent_s), plain_s + silent_s
+        sample.price = extra_s * sample.scale / whole_s if whole_s > 0.0 else 0.0
+
+    def set_prices(self) -> bool:
+        """Compares steps anew after a plain one, if that may be nearer to them; returns whether there were any."""
+        found = [(sample, True) for sample in self.verify if not sample.is_settled]
+        found += [(sample, False) for sample in self.propose if not sample.is_settled]
+        for sample, is_verified in found:
+            self.set_price(sample, is_verified=is_verified)
+            sample.is_settled = self.num_plain >= _NUM_NEAREST
+        return bool(found)
 
 
 @final
@@ -60,6 +107,7 @@ class DraftCosts:
     """Prices of drafts by batch size. Steps with chunks of prompts do not count: they say little about decoding."""
 
     def __init__(self) -> None:
+        self._num_steps = 0
         self._by_size: dict[int, _Measured] = {}
         self._accounts: dict[int, DraftAccount] = {}
         """By octave: a batch that grows or shrinks is not for long of one size."""
@@ -80,39 +128,56 @@ class DraftCosts:
         num_rows = step.num_rows
         if num_rows == 0 or step.num_own_tokens != num_rows:
             return False
+        self._num_steps += 1
         measured = self._by_size.setdefault(_size(num_rows), _Measured())
         num_drafts = sum(drafts.num_drafts for drafts in step.verified)
-        forward_s = step.duration_s - step.draft_s
         account = self._accounts.setdefault(_octave(num_rows), DraftAccount())
         was_open = account.is_open
         account.pass_by()
-        plain_s, silent_s = median(measured.plain_s or (0.0,)), median(measured.silent_s or (0.0,))
-        if is_for_gain and (num_drafts or step.draft_s) and measured.plain_s:
+        if is_for_gain and (num_drafts or step.draft_s) and measured.plain:
             num_accepted = sum(drafts.num_accepted_tokens for drafts in step.verified)
+            plain_s = measured.plain_s(self._num_steps)
             spent = step.duration_s / plain_s - 1.0 if plain_s > 0.0 else 0.0
             account.book(num_accepted / num_rows, spent, num_rows)
-        if num_drafts:
-            measured.num_since_plain += 1
-            if num_drafts >= _LEAST_DRAFTS * num_rows and plain_s > 0.0:
-                measured.verify.append((forward_s - plain_s) / num_drafts * num_rows / (plain_s + silent_s))
-                measured.longest = max(measured.longest, *(drafts.num_drafts for drafts in step.verified))
-        else:
-            measured.plain_s.append(forward_s)
-            measured.num_since_plain = 0
-        if not step.num_proposed:
-            measured.silent_s.append(step.draft_s)
-        elif plain_s > 0.0:
-            measured.propose.append((step.draft_s - silent_s) / step.num_proposed * num_rows / (plain_s + silent_s))
-        is_due = bool(num_drafts or step.num_proposed)
-        if is_due:
+        tells = self._sample(measured, step, num_drafts)
+        if tells:
             self._known.clear()
             self._trials.clear()
-        return is_due or account.is_open != was_open
+        return tells or account.is_open != was_open
+
+    def _sample(self, measured: _Measured, step: DraftStep, num_drafts: int) -> bool:
+        """Adds what a step tells to what is known of its batch size. Returns whether that changes prices."""
+        num_rows, forward_s, number = step.num_rows, step.duration_s - step.draft_s, self._num_steps
+        has_plain = any(seconds > 0.0 for _, seconds in measured.plain)
+        if num_drafts:
+            measured.num_since_plain, measured.num_plain = measured.num_since_plain + 1, 0
+            if num_drafts >= _LEAST_DRAFTS * num_rows and has_plain:
+                sample = _Sample(number, forward_s, num_rows / num_drafts)
+                measured.set_price(sample, is_verified=True)
+                measured.verify.append(sample)
+                measured.longest = max(measured.longest, *(drafts.num_drafts for drafts in step.verified))
+        else:
+            measured.plain.append((number, forward_s))
+            measured.num_since_plain, measured.num_plain = 0, measured.num_plain + 1
+        if not step.num_proposed:
+            measured.silent_s.append(step.draft_s)
+        elif has_plain:
+            sample = _Sample(number, step.draft_s, num_rows / step.num_proposed)
+            measured.set_price(sample, is_verified=False)
+            measured.propose.append(sample)
+        is_nearer = not num_drafts and measured.set_prices()
+        return bool(num_drafts or step.num_proposed) or is_nearer
 
     def price(self, num_rows: int) -> float:
         """What one draft for each of so many requests costs, proposing and verifying, in plain steps."""
-        guess, (known, num_samples) = num_rows / (num_rows + _FREE_TOKENS), self._measured(num_rows)
+        guess, (known, num_samples) = self.guess(num_rows), self._measured(num_rows)
         return known if num_samples >= _LEAST_SAMPLES else max(known, guess)
+
+    @staticmethod
+    def guess(num_rows: int) -> float:
+        """The price before anything is measured. Probes go by it where the price is higher: that may be a mistake, and
+        only probes can tell."""
+        return num_rows / (num_rows + _FREE_TOKENS)
 
     def would_learn(self, num_rows: int, num_drafts: float) -> bool:
         """Whether too few steps have measured the price yet, and one with so many drafts for each request would."""
@@ -134,7 +199,7 @@ class DraftCosts:
     def wants_plain(self, num_rows: int) -> bool:
         """Whether a step without drafts would tell something that is missing, or has become old."""
         own = self._by_size.get(_size(num_rows))
-        if own is None or not own.plain_s:
+        if own is None or not own.plain:
             return self._measured(num_rows)[1] == 0
         return own.num_since_plain >= _STALE_STEPS
 
@@ -147,15 +212,13 @@ class DraftCosts:
         return known
 
     def _pooled(self, num_rows: int) -> tuple[float, int]:
-        verify, propose = list[float](), list[float]()
+        verify, propose = list[_Sample](), list[_Sample]()
         for measured in self._near(num_rows):
             if len(verify) < _NUM_SAMPLES:
                 verify += measured.verify
             if len(propose) < _NUM_SAMPLES:
                 propose += measured.propose
-        if not verify:
-            return 0.0, 0
-        return max(0.0, median(verify)) + max(0.0, median(propose or (0.0,))), len(verify)
+        return (_typical(verify) + _typical(propose), len(verify)) if verify else (0.0, 0)
 
     def _near(self, num_rows: int) -> Iterator[_Measured]:
         """What is known of batch sizes within an octave, the nearest first; of two, the smaller one."""
@@ -167,9 +230,22 @@ class DraftCosts:
                     yield measured
 
 
+def _typical(samples: Iterable[_Sample]) -> float:
+    """The price that the latest steps say, or that of all, whichever is lower: what something else delays makes drafts
+    dearer, never cheaper, and where nothing is drafted for that it takes long to measure anew."""
+    prices = [sample.price for sample in sorted(samples, key=lambda sample: sample.step)]
+    return max(0.0, min(median(prices), median(prices[-_LEAST_SAMPLES:]))) if prices else 0.0
+
+
+@lru_cache(maxsize=1024)
+def typical_size(num_rows: int) -> int:
+    """One batch size for all those that are not told apart from this one: their prices are the same."""
+    return round(2.0 ** (_size(num_rows) / _SIZES_PER_OCTAVE)) if num_rows > 0 else 0
+
+
 def _size(num_rows: int) -> int:
     return round(_SIZES_PER_OCTAVE * math.log2(num_rows)) if num_rows > 0 else 0
 
 
 def _octave(num_rows: int) -> int:
-    return round(math.log2(num_rows)) if num_rows > 0 else 0
+    return (_size(num_rows) + _SIZES_PER_OCTAVE // 2) // _SIZES_PER_OCTAVE

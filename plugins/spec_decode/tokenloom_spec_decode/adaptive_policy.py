@@ -31,7 +31,7 @@ from tokenloom.interfaces.draft_policy import (
     VerifiedDrafts,
 )
 from tokenloom.request import RequestView
-from tokenloom_spec_decode.adaptive_costs import DraftCosts
+from tokenloom_spec_decode.adaptive_costs import DraftCosts, typical_size
 
 __all__ = ["AcceptanceRates", "AdaptivePolicy", "AdaptivePolicyConfig", "best_length"]
 
@@ -188,9 +188,10 @@ class AdaptivePolicy(DraftPolicy):
         self._costs = DraftCosts()
         # A request may be told of after it was forgotten, and a preempted one comes back.
         self._rates = AcceptanceRates(4 * max_num_seqs)
-        # Answers since something was learnt last: while nothing is drafted, all of them stay.
-        self._chosen: dict[tuple[str, int], int] = {}
+        # Answers by batch size and request since something was learnt last: while nothing is drafted, all of them stay.
+        self._chosen: dict[int, dict[str, int]] = {}
         self._most_chosen = 16 * max_num_seqs
+        self._wanting: set[str] = set()  # requests of which one was above 0
         self._turn = self._turn_before = _Turn.PLAIN
         """What the coming step is for, and what the one before it was: whose proposals are verified now."""
         self._num_since_plain = 0
@@ -203,21 +204,23 @@ class AdaptivePolicy(DraftPolicy):
     def num_drafts(self, request: RequestView, num_running: int) -> int:
         if self._turn is _Turn.PLAIN:
             return 0
-        key = (request.request_id, num_running)
-        best = self._chosen.get(key)
+        request_id, num_rows = request.request_id, typical_size(num_running)
+        chosen = self._chosen.setdefault(num_rows, {})
+        best = chosen.get(request_id)
         if best is None:
-            best = self._chosen[key] = self._best(request.request_id, num_running)
+            best = chosen[request_id] = self._best(request_id, num_rows)
+            self._wanting.update([request_id] if best else ())
         return 1 if best == 0 and self._turn is _Turn.PROBE else best
 
-    def _best(self, request_id: str, num_running: int) -> int:
-        if not self._costs.is_paying(num_running):
+    def _best(self, request_id: str, num_rows: int) -> int:
+        if not self._costs.is_paying(num_rows):
             return 0
         rates, config = self._rates.of(request_id), self._config
         return best_length(
             Rates(round(rates.first * _RATE_STEPS) / _RATE_STEPS, round(rates.later * _RATE_STEPS) / _RATE_STEPS),
-            _rounded(self._costs.price(num_running)),
+            _rounded(self._costs.price(num_rows)),
             round(self._rates.depth_share, 1),
-            min(config.max_draft_tokens, self._costs.longest_trial(num_running)),
+            min(config.max_draft_tokens, self._costs.longest_trial(num_rows)),
             config.min_gain,
         )
 
@@ -228,19 +231,22 @@ class AdaptivePolicy(DraftPolicy):
 
     def observe_step(self, step: DraftStep) -> None:
         # A drafter with KV of its own takes time in every step: without drafts, that is no loss by drafting.
-        is_asked = bool(step.verified) or any(self._chosen.values())
+        is_asked = bool(step.verified) or bool(self._wanting)
         is_for_gain = is_asked and _Turn.PROBE not in (self._turn, self._turn_before)
         if is_for_gain and step.verified:
             self._patience = 1
         tells = self._costs.observe(step, is_for_gain=is_for_gain)
         self._rates.observe(step.verified)
-        if tells or step.verified or len(self._chosen) > self._most_chosen:
+        if tells or step.verified or sum(map(len, self._chosen.values())) > self._most_chosen:
             self._chosen.clear()
+            self._wanting.clear()
         self._turn_before, self._turn = self._turn, self._next_turn(step)
 
     def forget(self, request_id: str) -> None:
         self._rates.forget(request_id)
-        self._chosen.clear()
+        self._wanting.discard(request_id)
+        for chosen in self._chosen.values():
+            chosen.pop(request_id, None)
 
     def _next_turn(self, step: DraftStep) -> _Turn:
         """What the next step is for. A plain step is asked for once; a probe until something was proposed, as often as
@@ -261,7 +267,7 @@ class AdaptivePolicy(DraftPolicy):
     def _steps_between_probes(self, num_rows: int) -> int:
         if self._costs.would_learn(num_rows, self._probe.drafts):
             return _FIRST_PROBE_STEPS
-        cost = self._probe.asking + self._probe.drafts * self._costs.price(num_rows)
+        cost = self._probe.asking + self._probe.drafts * min(self._costs.price(num_rows), self._costs.guess(num_rows))
         return self._patience * max(self._probe.least_steps, math.ceil(cost / self._config.probe_share))
 
 

@@ -1,4 +1,4 @@
-"""How a drafter's own weights are stored: by a quant plugin at its defaults, as the target's own weights may be."""
+"""How a drafter's own weights are stored: by a quant plugin, as the target's own weights may be."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from tokenloom.settings_validation import validated
 __all__ = ["DEFAULT_HEAD_QUANT", "draft_quantizer", "head_quant"]
 
 DEFAULT_HEAD_QUANT = "default"
-_NATIVE_QUANT = "int8_dynamic"
+_NATIVE_QUANT = "int8_dynamic", {"group_size": 64}
 """Halves what each pass of a head reads. Measured: half the time of its products, and as many drafts right."""
 
 
-def head_quant(name: str, context: DrafterContext) -> str:
-    """The quant plugin for a head. By default there is one where native operations compute."""
+def head_quant(name: str, context: DrafterContext) -> tuple[str, Mapping[str, Any]]:
+    """The quant plugin for a head, and its settings. By default there is one where native operations compute."""
     if name != DEFAULT_HEAD_QUANT:
-        return name
-    return _NATIVE_QUANT if context.operations == "native" else "none"
+        return name, {}
+    return _NATIVE_QUANT if context.operations == "native" else ("none", {})
 
 
 def draft_quantizer(
@@ -30,6 +30,7 @@ def draft_quantizer(
     context: DrafterContext,
     checkpoint: Mapping[str, Any] | None = None,
     stored_types: frozenset[str] = frozenset(),
+    settings: Mapping[str, Any] | None = None,
 ) -> Quantizer:
     """Builds a quant plugin for a drafter.
 
@@ -37,6 +38,7 @@ def draft_quantizer(
         name: the plugin.
         context: of the drafter.
         checkpoint, stored_types: of its checkpoint, as in `QuantContext`; by default of one that is not quantized.
+        settings: of the plugin, instead of its defaults.
 
     Raises:
         ConfigError: there is no such plugin, or it cannot store weights for the target's dtype and device, or not of
@@ -51,7 +53,7 @@ def draft_quantizer(
     dtype, device = str(context.dtype).removeprefix("torch."), context.device.type
     if (can.dtypes is not None and dtype not in can.dtypes) or (can.devices and device not in can.devices):
         raise ConfigError(f"{label} cannot store weights for {dtype} on {device}; try spec_decode.quant=none")
-    config = validated(default_registry().load_config_class("quant", name), {}, label)
+    config = validated(default_registry().load_config_class("quant", name), settings or {}, label)
     quant_context = QuantContext(
         dtype=context.dtype,
         device=context.device,

@@ -19,7 +19,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import final
+from typing import NamedTuple, final
 
 import numpy as np
 import torch
@@ -79,9 +79,7 @@ class EagleHead(ABC):
         """What `run` gave, [R, H] -> logits [R, columns]."""
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class _Row:
+class _Row(NamedTuple):
     """One request with new verified tokens: where in the batch, its first position, its frontier, drafts wanted."""
 
     place: int

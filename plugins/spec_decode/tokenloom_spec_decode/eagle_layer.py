@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn, final
 
 import torch
 
 from tokenloom.errors import ModelError, did_you_mean
-from tokenloom.interfaces.attention import AttentionLayer
+from tokenloom.interfaces.attention import AttentionLayer, AttentionMetadata
 from tokenloom.interfaces.draft_memory import DraftKVGroup, DraftPass
 from tokenloom.interfaces.quant import Quantizer
 from tokenloom.interfaces.spec_decode import DrafterContext
@@ -75,14 +75,18 @@ class HeadAttention:
             window=config.windows[0],
             soft_cap=config.attn_soft_cap,
         )
-        shards = {"q_proj": q_size, "k_proj": kv_size, "v_proj": kv_size}
-        self._qkv = factory.linear(f"{name}.qkv_proj", in_features, shards, has_bias=config.qkv_bias)
+        # Apart, for most of the time only keys and values are wanted.
+        self._q = factory.linear(f"{name}.q_proj", in_features, {"q_proj": q_size}, has_bias=config.qkv_bias)
+        self._kv = factory.linear(
+            f"{name}.kv_proj", in_features, {"k_proj": kv_size, "v_proj": kv_size}, has_bias=config.qkv_bias
+        )
         qk_norm = (
             factory.head_norms(name, config.head_dim, config.num_heads, config.rms_norm_eps)
             if config.has_qk_norm
             else None
         )
         self._heads = ProjectedHeads(config, factory.ops, qk_norm)
+        self._keys_and_values = ProjectedHeads(config, factory.ops, qk_norm, keys_only=True)
         self._output = factory.linear(
             f"{name}.o_proj", q_size, {"o_proj": config.hidden_size}, has_bias=config.output_bias
         )
@@ -91,18 +95,26 @@ class HeadAttention:
 
     def __call__(self, x: torch.Tensor, draft_pass: DraftPass) -> torch.Tensor:
         """[T, in_features], normed -> [T, H]; writes the K and V of the new entries."""
-        queries = self.store(x, draft_pass)
-        (metadata,), (kv,) = draft_pass.metadata, draft_pass.kv
+        (rotation,) = self._tables.lookup(draft_pass.positions)
+        projected = torch.cat((self._q.apply(x), self._kv.apply(x)), dim=-1)  # [T, (Hq + 2 * Hkv) * D]
+        queries, keys, values = self._heads(projected, rotation)
+        kv, metadata = self._write(keys, values, draft_pass)
         attended = draft_pass.attention.forward(queries, kv, self._layer, metadata)  # [T, Hq, D]
         return self._output.apply(attended.flatten(1))
 
-    def store(self, x: torch.Tensor, draft_pass: DraftPass) -> torch.Tensor:
-        """Writes the K and V of the new entries, whose input is [T, in_features]; returns the queries [T, Hq, D]."""
+    def store(self, x: torch.Tensor, draft_pass: DraftPass) -> None:
+        """Writes the K and V of the new entries, whose input is [T, in_features]."""
         (rotation,) = self._tables.lookup(draft_pass.positions)
-        query, key, value = self._heads(self._qkv.apply(x), rotation)
+        _, keys, values = self._keys_and_values(self._kv.apply(x), rotation)
+        self._write(keys, values, draft_pass)
+
+    def _write(
+        self, keys: torch.Tensor, values: torch.Tensor, draft_pass: DraftPass
+    ) -> tuple[Sequence[torch.Tensor], AttentionMetadata]:
+        """Returns the memory that they are in, and what the attention is told of the pass."""
         (metadata,), (kv,) = draft_pass.metadata, draft_pass.kv
-        draft_pass.attention.write_kv(kv, key, value, metadata)
-        return query
+        draft_pass.attention.write_kv(kv, keys, values, metadata)
+        return kv, metadata
 
 
 @final

@@ -71,7 +71,8 @@ class HeadConfig(SpecDecodeConfig):
             if self.source is None
             else resolve_model(self.source)
         )
-        head = self.load_head(folder, context, draft_quantizer(head_quant(self.quant, context), context))
+        quant, settings = head_quant(self.quant, context)
+        head = self.load_head(folder, context, draft_quantizer(quant, context, settings=settings))
         return EagleDrafter(
             head,
             context,

@@ -239,7 +239,7 @@ def test_memory_of_10k_random_prompts_is_bounded_by_the_pool() -> None:
     assert len(heap._heap) <= 64 + 4 * 63
     assert not kv._tables
     assert not kv._keys
-    assert not kv._num_published
+    assert not kv._published
 
 
 # ---- windows ----

@@ -226,20 +226,22 @@ def test_rotary_turns_pairs_of_halves(ops: OpTable, num_rows: int, head_dim: int
     _assert_near(ops.rotary(heads, cos, sin), exact, sums=1e-6)
 
 
+@pytest.mark.parametrize("num_heads", [0, 3])
 @pytest.mark.parametrize("num_rows", ROWS)
-def test_split_rotary_turns_queries_and_keys_and_leaves_values(ops: OpTable, num_rows: int) -> None:
-    projected = _within_nan(_random(1, num_rows, 7 * 16))  # rows with a gap between them
+def test_split_rotary_turns_queries_and_keys_and_leaves_values(ops: OpTable, num_rows: int, num_heads: int) -> None:
+    num_all = num_heads + 4
+    projected = _within_nan(_random(1, num_rows, num_all * 16))  # rows with a gap between them
     angles = torch.randn(num_rows, 1, 8, generator=torch.Generator().manual_seed(2))
     cos, sin = angles.cos().to(BF16), angles.sin().to(BF16)
     cos, sin = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
-    exact = torch_ops.split_rotary(projected.double(), 3, 2, cos.double(), sin.double())
-    found = ops.split_rotary(projected, 3, 2, cos, sin)
-    assert [part.shape for part in found] == [(num_rows, 3, 16), (num_rows, 2, 16), (num_rows, 2, 16)]
-    for own, expected in zip(found, exact, strict=True):
+    exact = torch_ops.split_rotary(projected.double(), num_heads, 2, cos.double(), sin.double())
+    found = ops.split_rotary(projected, num_heads, 2, cos, sin)
+    assert [part.shape for part in found] == [(num_rows, num_heads, 16), (num_rows, 2, 16), (num_rows, 2, 16)]
+    for own, expected in zip(found[0 if num_heads else 1 :], exact[0 if num_heads else 1 :], strict=True):
         _assert_near(own, expected, sums=1e-6)
-    heads = projected.unflatten(1, (7, 16))
-    turned = torch_ops.rotary(heads[:, :5].double(), cos.double(), sin.double())
-    expected_parts = (turned[:, :3], turned[:, 3:], heads[:, 5:].double())
+    heads = projected.unflatten(1, (num_all, 16))
+    turned = torch_ops.rotary(heads[:, :-2].double(), cos.double(), sin.double())
+    expected_parts = (turned[:, :num_heads], turned[:, num_heads:], heads[:, -2:].double())
     assert all(torch.equal(one, other) for one, other in zip(exact, expected_parts, strict=True))
 
 

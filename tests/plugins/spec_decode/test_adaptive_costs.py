@@ -77,6 +77,40 @@ def test_the_price_follows_when_steps_change() -> None:
     assert costs.price(2) == pytest.approx(2 * 0.3)
 
 
+@pytest.mark.parametrize("pace", [0.5, 1.5])
+def test_a_machine_that_changes_its_speed_does_not_change_prices(pace: float) -> None:
+    costs = DraftCosts()
+    for speed, num_plain in ((1.0, 4), (pace, 3)):
+        if speed != 1.0:
+            for _ in range(12):
+                costs.observe(_step(1, speed * 1.1, 1))
+        for _ in range(num_plain):
+            costs.observe(_step(1, speed))
+        for _ in range(12 if speed == 1.0 else 0):
+            costs.observe(_step(1, speed * 1.1, 1))
+        assert costs.price(1) == pytest.approx(0.1)
+    # What was compared with steps of its own time is not compared with those of later times.
+    for _ in range(40):
+        costs.observe(_step(1, 1.0))
+    costs.observe(_step(1, 1.1, 1))
+    for _ in range(5):
+        costs.observe(_step(1, 1.0))
+    assert costs.price(1) == pytest.approx(0.1)
+
+
+def test_two_probes_correct_a_price_that_a_delay_has_raised() -> None:
+    """Nothing is drafted at such a price, so there are few steps to measure it by."""
+    costs = DraftCosts()
+    costs.observe(_step(1, 1.0))
+    for _ in range(9):
+        costs.observe(_step(1, 2.0, 1))
+    assert costs.price(1) == pytest.approx(1.0)
+    for _ in range(2):
+        costs.observe(_step(1, 1.0))
+        costs.observe(_step(1, 1.1, 1))
+    assert costs.price(1) == pytest.approx(0.1)
+
+
 def test_chunks_of_prompts_and_empty_steps_do_not_count() -> None:
     costs = DraftCosts()
     costs.observe(_step(4, 1.0, num_own_tokens=60))

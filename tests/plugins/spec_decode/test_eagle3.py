@@ -186,9 +186,9 @@ def test_a_quantized_head_takes_less_memory_and_drafts_much_the_same(tmp_path: P
 
 def test_a_head_is_quantized_by_default_where_native_operations_compute() -> None:
     context = drafter_context(MODEL)
-    assert head_quant("default", context) == "none"
-    assert head_quant("default", replace(context, operations="native")) == "int8_dynamic"
-    assert head_quant("int4", context) == "int4"
+    assert head_quant("default", context)[0] == "none"
+    assert head_quant("default", replace(context, operations="native"))[0] == "int8_dynamic"
+    assert head_quant("int4", context) == ("int4", {})
 
 
 def test_a_quantizer_that_cannot_serve_the_target_is_refused(tmp_path: Path) -> None:

@@ -236,7 +236,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> split_rotary(
   RECORD_FUNCTION("tokenloom::split_rotary", c10::ArrayRef<const c10::IValue>{});
   check(projected, 2, "projected");
   const int64_t num_all = num_heads + 2 * num_kv_heads, tokens = projected.size(0);
-  TORCH_CHECK(num_heads > 0 && num_kv_heads > 0 && projected.size(1) % num_all == 0,
+  TORCH_CHECK(num_heads >= 0 && num_kv_heads > 0 && projected.size(1) % num_all == 0,
               "projected has ", projected.size(1), " columns, no multiple of ", num_all, " heads");
   const int64_t size = projected.size(1) / num_all, stride = projected.stride(0);
   const auto heads = [&](int64_t first, int64_t count) {
