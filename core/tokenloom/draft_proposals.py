@@ -73,14 +73,15 @@ class DraftProposals:
         Returns:
             Whether it was called.
         """
+        leaving = [request_id for request_id in plan.removed if request_id in self._waiting]
+        for request_id in leaving:
+            if not (plan.transfers or self._fills_blocks(request_id)):
+                self._waiting.drop(request_id)
         if not len(self._waiting):
             return False
         is_asked = any(row.max_drafts for row in plan.rows)
-        leaving = [request_id for request_id in plan.removed if request_id in self._waiting]
-        is_kept = any(self._fills_blocks(request_id) for request_id in leaving)
-        if not (plan.transfers or is_asked or is_kept) and self._waiting.has_room(plan.num_tokens):
-            for request_id in leaving:
-                self._waiting.drop(request_id)
+        is_leaving = any(request_id in self._waiting for request_id in leaving)
+        if not (plan.transfers or is_asked or is_leaving) and self._waiting.has_room(plan.num_tokens):
             return False
         # All in one call: a request may have found a prefix whose entries wait, too.
         late = self._waiting.take()

@@ -99,8 +99,10 @@ class WaitingStates:
         return range(found[0].start, found[-1].stop) if found else range(0)
 
     def drop(self, request_id: str) -> None:
-        """Forgets a request's tokens."""
+        """Forgets a request's tokens. Their room is free again when nothing else is here."""
         self._request_ids.discard(request_id)
+        if not self._request_ids:
+            self._clear()
         for part in self._parts:
             place = part.place(request_id)
             if place is not None:
@@ -126,7 +128,10 @@ class WaitingStates:
             for layer, buffer in self._buffers.items()
         }
         taken = NewTokens([*rows_of], [*firsts.values()], [len(own) for own in rows_of.values()], states)
+        self._clear()
+        return taken
+
+    def _clear(self) -> None:
         self._parts.clear()
         self._request_ids.clear()
         self._num_used = 0
-        return taken

@@ -143,6 +143,16 @@ def test_of_a_request_that_leaves_no_full_block_it_need_not_hear(num_steps: int)
     assert life.heard() == {"r0": [*range(num_steps + 4)]}
 
 
+def test_room_of_what_need_not_be_told_is_free_again() -> None:
+    life = Life(capacity=3)
+    life.step({"r0": 0})
+    life.step({"r1": 0}, removed=["r0"])
+    life.step({"r2": 0}, removed=["r1"])
+    assert life.listener.calls == []
+    life.step({"r2": 1})
+    assert life.heard() == {"r2": [200, 201, 202, 203]}
+
+
 def test_of_a_request_that_leaves_only_full_blocks_are_told() -> None:
     life = Life()
     for _ in range(4):

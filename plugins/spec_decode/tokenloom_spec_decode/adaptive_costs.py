@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from statistics import median
@@ -17,7 +17,7 @@ __all__ = ["DraftCosts", "typical_size"]
 
 _NUM_SAMPLES = 9
 """Steps of each kind that count, the latest; their median shrugs off a step that something else delayed."""
-_NUM_NEAREST = 3
+_NUM_NEAREST = 5
 """Plain steps that one with drafts is compared with, the nearest in time. Machines that others use, too, change their
 speed for seconds: against plain steps of a faster time all drafts seem dear, until some show how slow it is now."""
 _SIZES_PER_OCTAVE = 4
@@ -46,14 +46,14 @@ class _Sample:
         seconds: that it took, to verify or to propose.
         scale: requests for each draft.
         price: of one draft for each request, in plain steps of that time: what the machine was like is in both.
-        is_settled: no plain step to come is nearer than those that it was compared with.
+        num_plain: plain steps since; after so many as it is compared with, none to come is nearer.
     """
 
     step: int
     seconds: float
     scale: float
     price: float = 0.0
-    is_settled: bool = False
+    num_plain: int = 0
 
 
 def _samples() -> deque[_Sample]:
@@ -69,7 +69,7 @@ class _Measured:
         plain: number and seconds of steps that verified no drafts.
         silent_s: seconds of proposing in steps that proposed none: looking in vain, or keeping a drafter's own KV.
         verify, propose: steps that verified, and that proposed drafts.
-        num_since_plain, num_plain: steps since a plain one, and plain ones since one with drafts.
+        num_since_plain: steps since a plain one.
         longest: drafts of one request, the most that were verified in a step that measured their price.
     """
 
@@ -78,7 +78,6 @@ class _Measured:
     verify: deque[_Sample] = field(default_factory=_samples)
     propose: deque[_Sample] = field(default_factory=_samples)
     num_since_plain: int = 0
-    num_plain: int = 0
     longest: int = 0
 
     def plain_s(self, step: int) -> float:
@@ -94,11 +93,11 @@ class _Measured:
 
     def set_prices(self) -> bool:
         """Compares steps anew after a plain one, if that may be nearer to them; returns whether there were any."""
-        found = [(sample, True) for sample in self.verify if not sample.is_settled]
-        found += [(sample, False) for sample in self.propose if not sample.is_settled]
+        found = [(sample, True) for sample in self.verify if sample.num_plain < _NUM_NEAREST]
+        found += [(sample, False) for sample in self.propose if sample.num_plain < _NUM_NEAREST]
         for sample, is_verified in found:
             self.set_price(sample, is_verified=is_verified)
-            sample.is_settled = self.num_plain >= _NUM_NEAREST
+            sample.num_plain += 1
         return bool(found)
 
 
@@ -150,7 +149,7 @@ class DraftCosts:
         num_rows, forward_s, number = step.num_rows, step.duration_s - step.draft_s, self._num_steps
         has_plain = any(seconds > 0.0 for _, seconds in measured.plain)
         if num_drafts:
-            measured.num_since_plain, measured.num_plain = measured.num_since_plain + 1, 0
+            measured.num_since_plain += 1
             if num_drafts >= _LEAST_DRAFTS * num_rows and has_plain:
                 sample = _Sample(number, forward_s, num_rows / num_drafts)
                 measured.set_price(sample, is_verified=True)
@@ -158,7 +157,7 @@ class DraftCosts:
                 measured.longest = max(measured.longest, *(drafts.num_drafts for drafts in step.verified))
         else:
             measured.plain.append((number, forward_s))
-            measured.num_since_plain, measured.num_plain = 0, measured.num_plain + 1
+            measured.num_since_plain = 0
         if not step.num_proposed:
             measured.silent_s.append(step.draft_s)
         elif has_plain:
@@ -168,16 +167,16 @@ class DraftCosts:
         is_nearer = not num_drafts and measured.set_prices()
         return bool(num_drafts or step.num_proposed) or is_nearer
 
-    def price(self, num_rows: int) -> float:
-        """What one draft for each of so many requests costs, proposing and verifying, in plain steps."""
-        guess, (known, num_samples) = self.guess(num_rows), self._measured(num_rows)
-        return known if num_samples >= _LEAST_SAMPLES else max(known, guess)
+    def price(self, num_rows: int, *, at_most_guess: bool = False) -> float:
+        """What one draft for each of so many requests costs, proposing and verifying, in plain steps.
 
-    @staticmethod
-    def guess(num_rows: int) -> float:
-        """The price before anything is measured. Probes go by it where the price is higher: that may be a mistake, and
-        only probes can tell."""
-        return num_rows / (num_rows + _FREE_TOKENS)
+        Args:
+            num_rows: requests.
+            at_most_guess: a price above what is taken before anything is measured may be a mistake; give the latter.
+        """
+        guess, (known, num_samples) = num_rows / (num_rows + _FREE_TOKENS), self._measured(num_rows)
+        price = known if num_samples >= _LEAST_SAMPLES else max(known, guess)
+        return min(price, guess) if at_most_guess else price
 
     def would_learn(self, num_rows: int, num_drafts: float) -> bool:
         """Whether too few steps have measured the price yet, and one with so many drafts for each request would."""
@@ -212,13 +211,10 @@ class DraftCosts:
         return known
 
     def _pooled(self, num_rows: int) -> tuple[float, int]:
-        verify, propose = list[_Sample](), list[_Sample]()
-        for measured in self._near(num_rows):
-            if len(verify) < _NUM_SAMPLES:
-                verify += measured.verify
-            if len(propose) < _NUM_SAMPLES:
-                propose += measured.propose
-        return (_typical(verify) + _typical(propose), len(verify)) if verify else (0.0, 0)
+        near = list(self._near(num_rows))
+        verify, propose = [measured.verify for measured in near], [measured.propose for measured in near]
+        num_samples = sum(map(len, verify))
+        return (_typical(verify) + _typical(propose), num_samples) if num_samples else (0.0, 0)
 
     def _near(self, num_rows: int) -> Iterator[_Measured]:
         """What is known of batch sizes within an octave, the nearest first; of two, the smaller one."""
@@ -230,11 +226,19 @@ class DraftCosts:
                     yield measured
 
 
-def _typical(samples: Iterable[_Sample]) -> float:
-    """The price that the latest steps say, or that of all, whichever is lower: what something else delays makes drafts
-    dearer, never cheaper, and where nothing is drafted for that it takes long to measure anew."""
-    prices = [sample.price for sample in sorted(samples, key=lambda sample: sample.step)]
-    return max(0.0, min(median(prices), median(prices[-_LEAST_SAMPLES:]))) if prices else 0.0
+def _typical(samples: Iterable[Sequence[_Sample]]) -> float:
+    """The price by steps of some batch sizes, the nearest first: as many sizes as it takes.
+
+    Or the price that the latest steps of the nearest size say, if that is lower: delays make drafts dearer, and where
+    nothing is drafted for that, it would take long to measure anew.
+    """
+    prices, recent = list[float](), list[float]()
+    for own in samples:
+        recent = recent or [sample.price for sample in own][-_LEAST_SAMPLES:]
+        if len(prices) < _NUM_SAMPLES:
+            prices += [sample.price for sample in own]
+    price, latest = median(prices or (0.0,)), median(recent or (0.0,))
+    return max(0.0, min(price, latest) if len(recent) == _LEAST_SAMPLES and latest > 0.0 else price)
 
 
 @lru_cache(maxsize=1024)

@@ -37,8 +37,7 @@ __all__ = ["AcceptanceRates", "AdaptivePolicy", "AdaptivePolicyConfig", "best_le
 
 _FIRST_PROBE_STEPS, _LEAST_PROBE_STEPS, _LEAST_PLAIN_STEPS = 12, 4, 32
 """Steps until the first probe; from one to the next, and from one plain step to the next, at least."""
-_MOST_PATIENCE = 4
-"""So many times as long at most."""
+_MOST_PATIENCE = 4  # so many times as long at most
 _POOL_DECAY, _OWN_DECAY = 0.97, 0.95
 """What older proposals count against the next one: over all requests, and of one request."""
 _POOL_WEIGHT = 6.0
@@ -267,7 +266,8 @@ class AdaptivePolicy(DraftPolicy):
     def _steps_between_probes(self, num_rows: int) -> int:
         if self._costs.would_learn(num_rows, self._probe.drafts):
             return _FIRST_PROBE_STEPS
-        cost = self._probe.asking + self._probe.drafts * min(self._costs.price(num_rows), self._costs.guess(num_rows))
+        price = self._costs.price(num_rows, at_most_guess=self._patience < _MOST_PATIENCE)
+        cost = self._probe.asking + self._probe.drafts * price
         return self._patience * max(self._probe.least_steps, math.ceil(cost / self._config.probe_share))
 
 

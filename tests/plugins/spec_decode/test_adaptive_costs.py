@@ -111,6 +111,28 @@ def test_two_probes_correct_a_price_that_a_delay_has_raised() -> None:
     assert costs.price(1) == pytest.approx(0.1)
 
 
+def test_two_delayed_plain_steps_do_not_make_drafts_free() -> None:
+    costs = DraftCosts()
+    for _ in range(5):
+        costs.observe(_step(1, 1.0))
+        for _ in range(5):
+            costs.observe(_step(1, 1.3, 1))
+    for _ in range(2):
+        costs.observe(_step(1, 2.5))
+        for _ in range(9):
+            costs.observe(_step(1, 1.3, 1))
+    assert costs.price(1) == pytest.approx(0.3)
+
+
+def test_the_latest_steps_are_those_of_the_same_batch_size() -> None:
+    costs = DraftCosts()
+    for num_rows, duration_s, count in ((16, 1.8, 8), (8, 1.2, 3)):
+        costs.observe(_step(num_rows, 1.0))
+        for _ in range(count):
+            costs.observe(_step(num_rows, duration_s, num_rows))
+    assert costs.price(16) == pytest.approx(0.8)
+
+
 def test_chunks_of_prompts_and_empty_steps_do_not_count() -> None:
     costs = DraftCosts()
     costs.observe(_step(4, 1.0, num_own_tokens=60))
