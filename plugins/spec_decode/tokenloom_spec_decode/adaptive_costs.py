@@ -42,13 +42,15 @@ class _Sample:
     """What one step tells of the price of drafts.
 
     Attributes:
+        is_verified: whether it verified drafts, or proposed some.
         step: its number.
-        seconds: that it took, to verify or to propose.
+        seconds: that it took for that.
         scale: requests for each draft.
         price: of one draft for each request, in plain steps of that time: what the machine was like is in both.
         num_plain: plain steps since; after so many as it is compared with, none to come is nearer.
     """
 
+    is_verified: bool
     step: int
     seconds: float
     scale: float
@@ -85,20 +87,23 @@ class _Measured:
         nearest = sorted(self.plain, key=lambda plain: abs(plain[0] - step))[:_NUM_NEAREST]
         return median([seconds for _, seconds in nearest] or (0.0,))
 
-    def set_price(self, sample: _Sample, *, is_verified: bool) -> None:
-        """Compares a step with plain ones of its time."""
-        plain_s, silent_s = self.plain_s(sample.step), median(self.silent_s or (0.0,))
-        extra_s, whole_s = sample.seconds - (plain_s if is_verified else silent_s), plain_s + silent_s
-        sample.price = extra_s * sample.scale / whole_s if whole_s > 0.0 else 0.0
+    def add(self, sample: _Sample) -> None:
+        """Takes a step with drafts, compared with the plain ones of its time."""
+        self._set_price(sample)
+        (self.verify if sample.is_verified else self.propose).append(sample)
 
     def set_prices(self) -> bool:
         """Compares steps anew after a plain one, if that may be nearer to them; returns whether there were any."""
-        found = [(sample, True) for sample in self.verify if sample.num_plain < _NUM_NEAREST]
-        found += [(sample, False) for sample in self.propose if sample.num_plain < _NUM_NEAREST]
-        for sample, is_verified in found:
-            self.set_price(sample, is_verified=is_verified)
+        found = [sample for sample in (*self.verify, *self.propose) if sample.num_plain < _NUM_NEAREST]
+        for sample in found:
+            self._set_price(sample)
             sample.num_plain += 1
         return bool(found)
+
+    def _set_price(self, sample: _Sample) -> None:
+        plain_s, silent_s = self.plain_s(sample.step), median(self.silent_s or (0.0,))
+        extra_s, whole_s = sample.seconds - (plain_s if sample.is_verified else silent_s), plain_s + silent_s
+        sample.price = extra_s * sample.scale / whole_s if whole_s > 0.0 else 0.0
 
 
 @final
@@ -151,9 +156,7 @@ class DraftCosts:
         if num_drafts:
             measured.num_since_plain += 1
             if num_drafts >= _LEAST_DRAFTS * num_rows and has_plain:
-                sample = _Sample(number, forward_s, num_rows / num_drafts)
-                measured.set_price(sample, is_verified=True)
-                measured.verify.append(sample)
+                measured.add(_Sample(True, number, forward_s, num_rows / num_drafts))
                 measured.longest = max(measured.longest, *(drafts.num_drafts for drafts in step.verified))
         else:
             measured.plain.append((number, forward_s))
@@ -161,9 +164,7 @@ class DraftCosts:
         if not step.num_proposed:
             measured.silent_s.append(step.draft_s)
         elif has_plain:
-            sample = _Sample(number, step.draft_s, num_rows / step.num_proposed)
-            measured.set_price(sample, is_verified=False)
-            measured.propose.append(sample)
+            measured.add(_Sample(False, number, step.draft_s, num_rows / step.num_proposed))
         is_nearer = not num_drafts and measured.set_prices()
         return bool(num_drafts or step.num_proposed) or is_nearer
 
